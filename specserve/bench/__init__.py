@@ -1,0 +1,1 @@
+"""Measurement: load, results, statistics, tuning and reports."""

@@ -1,0 +1,69 @@
+"""``speculative_decoding``: whether, how, and how far to speculate. Per-method keys carry vLLM's names."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+from pydantic import Field
+
+from specserve.config.base import Positive, Ratio, Section
+
+Method = Literal[
+    "draft_model",
+    "eagle",
+    "eagle3",
+    "mtp",
+    "medusa",
+    "mlp_speculator",
+    "ngram",
+    "ngram_gpu",
+    "suffix",
+    "dflash",
+    "dspark",
+]
+METHODS: tuple[str, ...] = get_args(Method)
+NEEDS_DRAFT = frozenset({"draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "dflash"})
+"""Methods whose proposer is a checkpoint of its own. mtp and dspark may carry theirs inside the target."""
+WITHOUT_DRAFT = frozenset({"ngram", "ngram_gpu", "suffix"})
+"""Methods that look drafts up in text that is already there."""
+
+
+class SpeculativeDecoding(Section):
+    """How drafts are made and when they are not."""
+
+    enabled: bool = Field(True, description="false serves the target alone, from the same file.")
+    method: Method | None = Field(None, description="vLLM's method; null is draft_model when a draft model is given.")
+    num_speculative_tokens: Positive = Field(5, description="Tokens per draft.")
+    max_batch_size: Positive | None = Field(None, description="Largest step batch that still speculates.")
+    schedule: list[tuple[int, int, int]] | None = Field(
+        None, description="Rows [first batch size, last batch size, tokens per draft]; replaces max_batch_size."
+    )
+    prompt_lookup_min: Positive | None = Field(None, description="ngram: shortest match that is looked up.")
+    prompt_lookup_max: Positive | None = Field(None, description="ngram: longest match that is looked up.")
+    suffix_decoding_max_tree_depth: Positive | None = Field(None, description="suffix: depth of the suffix trees.")
+    suffix_decoding_max_cached_requests: int | None = Field(
+        None, ge=0, description="suffix: requests kept in the global tree."
+    )
+    suffix_decoding_max_spec_factor: float | None = Field(
+        None, gt=0, description="suffix: draft length per matched token."
+    )
+    suffix_decoding_min_token_prob: Ratio | None = Field(
+        None, description="suffix: least estimated probability of a drafted token."
+    )
+    use_heterogeneous_vocab: bool | None = Field(
+        None, description="draft_model: allow a draft with another vocabulary."
+    )
+    min_vocab_overlap_ratio: Ratio = Field(
+        0.5, description="With use_heterogeneous_vocab: refuse below this shared part."
+    )
+    draft_sample_method: Literal["greedy", "probabilistic"] | None = Field(
+        None, description="How the draft picks its tokens."
+    )
+    rejection_sample_method: Literal["standard", "block"] | None = Field(None, description="How drafts are verified.")
+    parallel_drafting: bool | None = Field(
+        None, description="Draft all tokens in one forward pass (P-EAGLE and alike)."
+    )
+    disable_padded_drafter_batch: bool | None = Field(None, description="Draft only for the sequences that need it.")
+    extra_config: dict[str, Any] = Field(
+        default_factory=dict, description="Further keys of vLLM's SpeculativeConfig, passed through."
+    )

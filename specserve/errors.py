@@ -1,0 +1,116 @@
+"""The errors a user can meet. This file is the table of exit codes.
+
+Text of an error, everywhere: ``<where>: <what is so>; <what must be so>``, then aligned facts, then
+``Fix:`` with something to type. Only ``cli.py`` prints it and exits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What the process answers to its caller."""
+
+    OK = 0
+    BUG = 1
+    """A bug of ours."""
+    CONFIG = 2
+    """The configuration, or the command line, is wrong."""
+    PREFLIGHT = 3
+    """Preflight refused: pair, memory or engine support."""
+    ENGINE_START = 4
+    """The engine failed before it was ready."""
+    ENGINE_LOST = 5
+    """The engine was lost after it had been ready."""
+    UNSOUND = 6
+    """A measurement is not sound, so there is no verdict."""
+    INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong, as a sentence, with its place and its remedy."""
+
+    message: str
+    where: str | None = None
+    """File and line, URL, or a name; None when the sentence needs no place."""
+    facts: tuple[tuple[str, ...], ...] = ()
+    """Rows of aligned columns shown under the sentence."""
+    fix: str | None = None
+    """Something to type or to change."""
+
+    def __str__(self) -> str:
+        head = f"{self.where}: {self.message}" if self.where else self.message
+        return "\n".join([head, *_aligned(self.facts), *([f"Fix: {self.fix}"] if self.fix else [])])
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as indented lines whose columns line up."""
+    if not rows:
+        return []
+    widths = [max(len(r[i]) for r in rows if len(r) > i) for i in range(max(len(r) for r in rows))]
+    return [
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() for row in rows
+    ]
+
+
+class SpecserveError(Exception):
+    """Base of every error that a user is meant to read. Carries all problems at once."""
+
+    exit_code = ExitCode.BUG
+
+    def __init__(
+        self,
+        message: str | Sequence[Problem],
+        *,
+        where: str | None = None,
+        facts: Sequence[Sequence[str]] = (),
+        fix: str | None = None,
+    ) -> None:
+        if isinstance(message, str):
+            self.problems: list[Problem] = [Problem(message, where, tuple(tuple(r) for r in facts), fix)]
+        else:
+            self.problems = list(message)
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        return "\n".join(str(p) for p in self.problems)
+
+
+class ConfigError(SpecserveError):
+    """Raised when the file, the environment or a flag cannot become Settings."""
+
+    exit_code = ExitCode.CONFIG
+
+
+class PreflightRefused(SpecserveError):
+    """Raised when pair, memory or engine support say that this cannot work."""
+
+    exit_code = ExitCode.PREFLIGHT
+
+
+class EngineStartError(SpecserveError):
+    """Raised when the engine died, hung or misbehaved before it was ready."""
+
+    exit_code = ExitCode.ENGINE_START
+
+
+class EngineLost(SpecserveError):
+    """Raised when an engine that had been ready is gone."""
+
+    exit_code = ExitCode.ENGINE_LOST
+
+
+class Unsound(SpecserveError):
+    """Raised when what was measured does not support a verdict."""
+
+    exit_code = ExitCode.UNSOUND
+
+
+class Interrupted(SpecserveError):
+    """Raised when the user stopped the program before it had finished."""
+
+    exit_code = ExitCode.INTERRUPTED

@@ -1,0 +1,82 @@
+"""Logging: text for a terminal, one JSON object a line for everything else, secrets redacted in both."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+import time
+from collections.abc import Iterable
+from typing import Any, TextIO
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+_SECRET_SHAPES = re.compile(r"\b(hf_[A-Za-z0-9]{10,}|sk-[A-Za-z0-9_-]{10,})|(?i:(bearer\s+)\S+)")
+
+
+class Redactor(logging.Filter):
+    """Replaces known secrets, and strings of a secret's shape, before a record is formatted."""
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        super().__init__()
+        self._secrets = tuple(s for s in secrets if len(s) >= 4)
+
+    def redact(self, text: str) -> str:
+        """The text with every secret as ``***``.
+
+        >>> Redactor(["tops3cret"]).redact("key tops3cret, Bearer abc")
+        'key ***, Bearer ***'
+        """
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return _SECRET_SHAPES.sub(lambda m: (m.group(2) or "") + "***", text)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = self.redact(record.getMessage()), None
+        for key, value in list(vars(record).items()):
+            if key not in _STANDARD and isinstance(value, str):
+                setattr(record, key, self.redact(value))
+        return True
+
+
+def _extra(record: logging.LogRecord) -> dict[str, Any]:
+    return {k: v for k, v in vars(record).items() if k not in _STANDARD}
+
+
+class _Text(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        stamp = time.strftime("%H:%M:%S", time.localtime(record.created))
+        tail = " ".join(f"{k}={v}" for k, v in _extra(record).items())
+        line = f"{stamp} {record.levelname.lower():7} {record.getMessage()}" + (f"  {tail}" if tail else "")
+        return line + (f"\n{self.formatException(record.exc_info)}" if record.exc_info else "")
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        body: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{record.msecs:03.0f}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_extra(record),
+        }
+        if record.exc_info:
+            body["exception"] = self.formatException(record.exc_info)
+        return json.dumps(body, default=str, ensure_ascii=False)
+
+
+def setup(
+    *, debug: bool = False, json_lines: bool | None = None, secrets: Iterable[str] = (), stream: TextIO | None = None
+) -> None:
+    """Configure the ``specserve`` logger once, on stderr.
+
+    ``json_lines`` None chooses by the stream: text on a terminal, JSON otherwise.
+    """
+    out = stream or sys.stderr
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(_Json() if (not out.isatty() if json_lines is None else json_lines) else _Text())
+    handler.addFilter(Redactor(secrets))
+    logger = logging.getLogger("specserve")
+    logger.handlers[:] = [handler]
+    logger.setLevel(logging.DEBUG if debug else logging.INFO)
+    logger.propagate = False

@@ -1,0 +1,1 @@
+"""Health from progress, acceptance over time, and the exporter that publishes both."""

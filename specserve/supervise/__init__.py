@@ -1,0 +1,1 @@
+"""One engine process group, started, watched and ended."""
