@@ -1,13 +1,59 @@
-"""The commands: parse, one call, print. The only place that prints or exits."""
+"""The program: its commands, and the one place where an error becomes text and an exit code."""
 
 from __future__ import annotations
+
+import sys
+from typing import Any
 
 import click
 
 from specserve import __version__
+from specserve.commands import config
+from specserve.errors import ExitCode, SpecserveError
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("--debug", is_flag=True, help="Verbose log, and the traceback of an error.")
 @click.version_option(__version__, prog_name="specserve")
-def main() -> None:
+@click.pass_context
+def program(context: click.Context, debug: bool) -> None:
     """Speculative decoding on vLLM that is safe to run in production."""
+    context.obj = {"debug": debug}
+
+
+program.add_command(config.config)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run a command and exit with a code from the table in ``errors.py``."""
+    arguments = sys.argv[1:] if argv is None else argv
+    sys.exit(_run(arguments))
+
+
+def _run(arguments: list[str]) -> int:
+    debug = "--debug" in arguments
+    try:
+        result: Any = program.main(arguments, prog_name="specserve", standalone_mode=False)
+    except SpecserveError as error:
+        if debug:
+            raise
+        for problem in error.problems:
+            click.echo(click.style("Error: ", fg="red", bold=True) + str(problem), err=True)
+        return error.exit_code
+    except click.exceptions.Abort:
+        click.echo("Interrupted.", err=True)
+        return ExitCode.INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        return ExitCode.CONFIG
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`): nothing to say, nobody to say it to.
+        sys.stderr.close()
+        return ExitCode.OK
+    except Exception as error:  # noqa: BLE001 the last resort: anything that arrives here is a bug of ours
+        if debug:
+            raise
+        click.echo(f"Error: a bug in specserve: {type(error).__name__}: {error}", err=True)
+        click.echo("Fix: run again with --debug and report the traceback", err=True)
+        return ExitCode.BUG
+    return result if isinstance(result, int) else ExitCode.OK

@@ -1,0 +1,46 @@
+"""``specserve config show|schema``."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from specserve.commands.options import config_command, format_option
+
+if TYPE_CHECKING:
+    from specserve.config.load import Loaded
+
+
+@click.group()
+def config() -> None:
+    """Show the resolved configuration, or its schema."""
+
+
+@config.command()
+@config_command
+@format_option
+def show(loaded: Loaded, output: str) -> None:
+    """Print every value in force and where it came from; secrets are masked, defaults dimmed."""
+    from specserve.config.show import rows
+
+    table = rows(loaded)
+    if output == "json":
+        click.echo(json.dumps({r.key: {"value": r.value, "source": r.source} for r in table}, indent=2))
+        return
+    width = max(len(r.key) for r in table)
+    for row in table:
+        text = f"{row.key.ljust(width)}  {json.dumps(row.value, ensure_ascii=False)}"
+        if row.is_default:
+            click.echo(click.style(text, dim=True))
+        else:
+            click.echo(f"{text}  {click.style('# ' + row.source, fg='cyan')}")
+
+
+@config.command()
+def schema() -> None:
+    """Print the JSON Schema of the config file."""
+    from specserve.config.schema import Settings
+
+    click.echo(json.dumps(Settings.model_json_schema(), indent=2))

@@ -1,0 +1,207 @@
+"""A YAML document as plain values, with the line of every key: what error messages need."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from specserve.errors import ConfigError, Problem
+
+KeyPath = tuple[str | int, ...]
+
+MAX_BYTES = 1024 * 1024
+MAX_VALUES = 50_000
+"""Values after aliases are expanded: a few lines of nested aliases can stand for billions."""
+MAX_DEPTH = 50
+
+_VARIABLE = re.compile(r"\$\$|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+
+
+@dataclass
+class Document:
+    """What a YAML file says, where it says it, and what is wrong with it."""
+
+    name: str
+    values: dict[str, Any] = field(default_factory=dict)
+    lines: dict[KeyPath, int] = field(default_factory=dict)
+    """Key path -> 1-based line of the key."""
+    written: dict[KeyPath, str] = field(default_factory=dict)
+    """Key path -> a scalar as it was written, before YAML gave it a type (``0123`` is not 83)."""
+    problems: list[Problem] = field(default_factory=list)
+
+    def place(self, path: KeyPath) -> str:
+        """``file:line`` of the key, or of the nearest enclosing key that stands in the file."""
+        for end in range(len(path), 0, -1):
+            if path[:end] in self.lines:
+                return f"{self.name}:{self.lines[path[:end]]}"
+        return self.name
+
+
+def dotted(path: KeyPath) -> str:
+    """A key path as people write it.
+
+    >>> dotted(("alerts", "notify", 0, "url"))
+    'alerts.notify[0].url'
+    """
+    out = ""
+    for part in path:
+        out += f"[{part}]" if isinstance(part, int) else (f".{part}" if out else part)
+    return out
+
+
+def expand(text: str, environ: Mapping[str, str]) -> tuple[str, list[str]]:
+    """``${VAR}`` and ``${VAR:-default}`` replaced, ``$$`` as ``$``; with the names that are not set.
+
+    >>> expand("/data/${M}/${R:-main}$$", {"M": "qwen"})
+    ('/data/qwen/main$', [])
+    """
+    unset: list[str] = []
+
+    def value(match: re.Match[str]) -> str:
+        name, default = match.group(1), match.group(2)
+        if name is None:
+            return "$"
+        if name in environ:
+            return environ[name]
+        if default is None:
+            unset.append(name)
+            return match.group(0)
+        return default
+
+    return _VARIABLE.sub(value, text), unset
+
+
+def read(path: Path, environ: Mapping[str, str]) -> Document:
+    """Read and walk a YAML file.
+
+    Raises ConfigError when there is nothing to walk (no file, not YAML); everything else is collected in
+    ``problems``.
+    """
+    doc = Document(str(path))
+    _Walk(doc, environ).top(_compose(_text(path), doc.name))
+    return doc
+
+
+def _text(path: Path) -> str:
+    name = str(path)
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise ConfigError("no such file", where=name, fix="give the path of a config file") from None
+    except IsADirectoryError:
+        raise ConfigError("is a folder; must be a YAML file", where=name) from None
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", where=name) from None
+    if len(raw) > MAX_BYTES:
+        raise ConfigError(f"is larger than {MAX_BYTES} bytes; must be a config file", where=name)
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise ConfigError("is not UTF-8 text; must be UTF-8", where=f"{name}:{line}") from None
+
+
+def _compose(text: str, name: str) -> yaml.Node | None:
+    try:
+        return yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise ConfigError(f"character {error.character!r} is not allowed in YAML", where=f"{name}:{line}") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        what = " ".join(part for part in (error.context, error.problem) if part)
+        hint = "indent with spaces, not tabs" if "\\t" in what else "check indentation, colons and quotes near this line"
+        raise ConfigError(
+            f"not valid YAML: {what}", where=f"{name}:{mark.line + 1}" if mark else name, fix=hint
+        ) from None
+    except RecursionError:
+        raise ConfigError("is nested too deeply to read", where=name) from None
+
+
+class _Walk:
+    """One pass over the nodes: values, lines, and problems."""
+
+    def __init__(self, doc: Document, environ: Mapping[str, str]) -> None:
+        self.doc = doc
+        self.environ = environ
+        self.count = 0
+        self.scalars = yaml.SafeLoader("")
+
+    def top(self, node: yaml.Node | None) -> None:
+        if node is None:
+            raise ConfigError(
+                "is empty; must name at least models.target_model.path",
+                where=self.doc.name,
+                fix="start from configs/quickstart.yaml",
+            )
+        if not isinstance(node, yaml.MappingNode):
+            raise ConfigError(
+                "holds no sections; must be a mapping such as 'models: {target_model: {path: ...}}'",
+                where=f"{self.doc.name}:{node.start_mark.line + 1}",
+            )
+        self.doc.values = self.mapping(node, ())
+
+    def problem(self, node: yaml.Node, message: str, fix: str | None = None) -> None:
+        self.doc.problems.append(Problem(message, f"{self.doc.name}:{node.start_mark.line + 1}", fix=fix))
+
+    def value(self, node: yaml.Node, path: KeyPath) -> Any:
+        self.count += 1
+        if self.count > MAX_VALUES or len(path) > MAX_DEPTH:
+            raise ConfigError("expands to too many or too deeply nested values", where=self.doc.place(path))
+        if isinstance(node, yaml.MappingNode):
+            return self.mapping(node, path)
+        if isinstance(node, yaml.SequenceNode):
+            for i, item in enumerate(node.value):
+                self.doc.lines[(*path, i)] = item.start_mark.line + 1
+            return [self.value(item, (*path, i)) for i, item in enumerate(node.value)]
+        return self.scalar(node, path)
+
+    def mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
+        out: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key = self.key(key_node)
+            if key is None:
+                continue
+            here = (*path, key)
+            if key in out:
+                self.problem(key_node, f"key '{dotted(here)}' stands here again; first on line {self.doc.lines[here]}")
+                continue
+            self.doc.lines[here] = key_node.start_mark.line + 1
+            out[key] = self.value(value_node, here)
+        return out
+
+    def key(self, node: yaml.Node) -> str | None:
+        if not isinstance(node, yaml.ScalarNode):
+            self.problem(node, "a key is a list or a mapping; keys must be words")
+            return None
+        if node.tag == "tag:yaml.org,2002:merge":
+            self.problem(node, "merge keys ('<<') are not supported; repeat the keys")
+            return None
+        return str(node.value)
+
+    def scalar(self, node: yaml.Node, path: KeyPath) -> Any:
+        text = str(node.value)
+        if node.tag == "tag:yaml.org,2002:str" or node.tag == "tag:yaml.org,2002:timestamp":
+            expanded, unset = expand(text, self.environ)
+            for name in unset:
+                self.problem(
+                    node,
+                    f"'{dotted(path)}' uses ${{{name}}}, which is not set in the environment",
+                    fix=f"export {name}=..., or write ${{{name}:-default}}",
+                )
+            return expanded
+        if not node.tag.startswith("tag:yaml.org,2002:") or node.tag.endswith((":binary", ":python")):
+            self.problem(node, f"'{dotted(path)}' has the YAML tag '{node.tag}'; must be a plain value")
+            return None
+        self.doc.written[path] = text
+        try:
+            return self.scalars.construct_object(node)
+        except (yaml.YAMLError, ValueError, OverflowError):
+            self.problem(node, f"'{dotted(path)}' is {text!r}, which YAML cannot read as {node.tag.rsplit(':', 1)[-1]}")
+            return None
