@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from specserve.config.alerting import Alerts
 from specserve.config.base import Section
 from specserve.config.models import Models
 from specserve.config.serving import Engine, Hardware, Server
 from specserve.config.speculation import WITHOUT_DRAFT, Method, SpeculativeDecoding
-from specserve.config.watch import Alerts, Sidecar
+from specserve.config.watch import Sidecar
 
 
 class Settings(Section):

@@ -1,0 +1,195 @@
+"""``alerts``: which alerts fire when, and who hears of them.
+
+Every threshold of a built-in alert is a default here, so ``specserve config show`` prints it and a misspelt
+name is a config error. What each alert measures is in ``alert/builtin.py``; docs/alerts.md is generated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+
+from specserve.config.base import Positive, Ratio, Seconds, Section
+
+Severity = Literal["critical", "warning", "info"]
+AlertName = Annotated[str, Field(pattern=r"^[A-Z][A-Za-z0-9]*$", max_length=60)]
+LabelName = Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]*$")]
+Duration = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Timing(Section):
+    """What every rule has."""
+
+    enabled: bool = Field(True, description="false switches the alert off.")
+    for_seconds: Duration = Field(120.0, description="Time the condition must hold before the alert fires.")
+    keep_firing_for_seconds: Duration = Field(
+        120.0, description="Time a firing alert stays after its condition ended or its data went missing."
+    )
+
+
+def _ordered(lower: float | None, upper: float | None, sentence: str) -> None:
+    if lower is not None and upper is not None and lower > upper:
+        raise ValueError(sentence)
+
+
+class Below(Timing):
+    """A rule that fires under a number."""
+
+    fire_below: Number | None = Field(None, description="Fires below this value; null: never.")
+    resolve_above: Number | None = Field(None, description="Resolves above this value; null: the firing threshold.")
+    min_samples: Duration = Field(0.0, description="Sample size in the window below which nothing is said.")
+
+    @model_validator(mode="after")
+    def _hysteresis(self) -> Self:
+        _ordered(self.fire_below, self.resolve_above, "resolve_above is less than fire_below; it must not be")
+        return self
+
+
+class Above(Timing):
+    """A rule that fires over a number."""
+
+    fire_above: Number | None = Field(None, description="Fires above this value; null: never.")
+    resolve_below: Number | None = Field(None, description="Resolves below this value; null: the firing threshold.")
+    min_samples: Duration = Field(0.0, description="Sample size in the window below which nothing is said.")
+
+    @model_validator(mode="after")
+    def _hysteresis(self) -> Self:
+        _ordered(self.resolve_below, self.fire_above, "resolve_below is more than fire_above; it must not be")
+        return self
+
+
+class AcceptanceRate(Timing):
+    """AcceptanceRateLow."""
+
+    fire_below: Ratio = Field(0.5, description="Fires below this acceptance rate.")
+    resolve_above: Ratio = Field(0.55, description="Resolves above this acceptance rate.")
+    window_seconds: Seconds = Field(300.0, description="Window of the rate, weighted by tokens.")
+    min_draft_tokens: Positive = Field(1000, description="Drafted tokens in the window below which nothing is said.")
+
+    @model_validator(mode="after")
+    def _hysteresis(self) -> Self:
+        _ordered(self.fire_below, self.resolve_above, "resolve_above is less than fire_below; it must not be")
+        return self
+
+
+def _below(fire: float | None, resolve: float | None, wait: float, what: str, samples: float = 0) -> Any:
+    default = Below(fire_below=fire, resolve_above=resolve, for_seconds=wait, min_samples=samples)
+    return Field(default, description=what)
+
+
+def _above(fire: float | None, resolve: float | None, wait: float, what: str, samples: float = 0) -> Any:
+    default = Above(fire_above=fire, resolve_below=resolve, for_seconds=wait, min_samples=samples)
+    return Field(default, description=what)
+
+
+def _switch(wait: float, what: str, keep: float = 30) -> Any:
+    return Field(Timing(for_seconds=wait, keep_firing_for_seconds=keep), description=what)
+
+
+class Rules(Section):
+    """The other built-in alerts. A key that is not given keeps the default of that alert."""
+
+    AcceptanceDrift: Below = _below(0.8, 0.9, 600, "Acceptance rate as part of the server's own baseline.", 5000)
+    AcceptanceCollapsed: Below = _below(0.08, 0.2, 60, "Acceptance rate at position 0.", 200)
+    DraftPositionsWasted: Below = _below(0.1, 0.15, 1800, "Acceptance rate at the last drafted position.", 2000)
+    SpeculationInactive: Below = _below(0.001, 0.01, 300, "Draft tokens per output token, speculation on.", 1000)
+    BelowBreakEven: Below = _below(1.0, 1.05, 600, "Estimated speedup; needs a benchmark profile.", 1000)
+    EngineDown: Timing = _switch(15, "The engine does not answer.")
+    EngineStalled: Timing = _switch(0, "Work is running and nothing progresses.")
+    EngineStarved: Timing = _switch(60, "Requests wait and none runs.")
+    MetricsBlind: Timing = _switch(60, "The engine's metrics cannot be read.")
+    QueueBacklog: Above = _above(32, 8, 120, "Requests waiting in the engine.")
+    KVCachePressure: Above = _above(0.95, 0.85, 300, "Part of the KV cache in use.")
+    LatencySLOTTFT: Above = _above(None, None, 300, "P90 of the time to first token in seconds; off unless set.", 50)
+    LatencySLOTPOT: Above = _above(None, None, 300, "P90 of the time per output token in seconds; off unless set.", 50)
+    ErrorShareHigh: Above = _above(0.05, 0.02, 120, "Part of the requests that ended in a 5xx.", 20)
+    PrefixHitDrop: Below = _below(0.5, 0.7, 600, "Prefix-cache hit ratio of 5 minutes as part of 30 minutes'.", 5000)
+    LengthFinishJump: Above = _above(0.3, 0.15, 600, "Rise of the share of requests cut at max_tokens.", 50)
+    GPUTemperatureHigh: Above = _above(88, 83, 120, "GPU temperature in degrees Celsius.")
+    GPUMemoryHigh: Above = _above(0.985, 0.97, 300, "Part of the GPU memory in use.")
+    GPUPowerHigh: Above = _above(None, None, 300, "GPU power as part of its limit; off unless set.")
+    GPUThrottled: Timing = _switch(120, "The GPU lowers its clock because of heat or a power brake.")
+    GPUECCErrors: Timing = _switch(0, "Uncorrected ECC errors since the sidecar started.", 600)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _over_the_default(cls, value: Any, info: Any) -> Any:
+        """`{enabled: false}` changes one key and keeps the alert's other defaults."""
+        if not isinstance(value, Mapping):
+            return value
+        return {**cls.model_fields[info.field_name].default.model_dump(), **value}
+
+
+class CustomRule(Timing):
+    """A rule of the user's over one exported number."""
+
+    name: AlertName = Field(description="Name of the alert, in CapWords.")
+    metric: str = Field(description="A specserve_* family; `specserve alerts list --metrics` prints them.")
+    labels: dict[LabelName, str] = Field(
+        default_factory=dict, description="Labels to match; one alert for each combination of the others."
+    )
+    fire_below: Number | None = Field(None, description="Fires below this value.")
+    resolve_above: Number | None = Field(None, description="Resolves above this value; null: fire_below.")
+    fire_above: Number | None = Field(None, description="Fires above this value.")
+    resolve_below: Number | None = Field(None, description="Resolves below this value; null: fire_above.")
+    severity: Severity = Field("warning", description="critical, warning or info.")
+    summary: str = Field("", max_length=300, description="One sentence for the notification.")
+    runbook_url: str | None = Field(None, description="Where to read on.")
+
+    @model_validator(mode="after")
+    def _one_direction(self) -> Self:
+        if (self.fire_below is None) == (self.fire_above is None):
+            raise ValueError("a rule needs exactly one of fire_below and fire_above")
+        if (self.fire_below is None and self.resolve_above is not None) or (
+            self.fire_above is None and self.resolve_below is not None
+        ):
+            raise ValueError("resolve_above goes with fire_below, resolve_below with fire_above")
+        _ordered(self.fire_below, self.resolve_above, "resolve_above is less than fire_below; it must not be")
+        _ordered(self.resolve_below, self.fire_above, "resolve_below is more than fire_above; it must not be")
+        return self
+
+
+class AlertmanagerReceiver(Section):
+    """Alertmanager's v2 API."""
+
+    type: Literal["alertmanager"]
+    url: str = Field(pattern=r"^https?://", description="Base URL of Alertmanager.")
+
+
+class WebhookReceiver(Section):
+    """Any HTTP endpoint that takes JSON."""
+
+    type: Literal["webhook"]
+    url: str = Field(pattern=r"^https?://", description="URL that receives a POST with JSON.")
+    secret: SecretStr | None = Field(None, description="Key of the HMAC-SHA256 signature; prefer secret_file.")
+    secret_file: str | None = Field(None, description="File that holds the signing key.")
+
+
+class SlackReceiver(Section):
+    """A Slack-compatible incoming webhook."""
+
+    type: Literal["slack"]
+    url: SecretStr | None = Field(None, description="Incoming webhook URL; prefer url_file.")
+    url_file: str | None = Field(None, description="File that holds the webhook URL.")
+
+
+Receiver = Annotated[AlertmanagerReceiver | WebhookReceiver | SlackReceiver, Field(discriminator="type")]
+
+
+class Alerts(Section):
+    """Alerts and their receivers."""
+
+    acceptance_rate: AcceptanceRate = Field(default_factory=AcceptanceRate, description="AcceptanceRateLow.")
+    rules: Rules = Field(default_factory=Rules, description="Thresholds of the other built-in alerts.")
+    custom: list[CustomRule] = Field(default_factory=list, description="Own rules over any exported number.")
+    notify: list[Receiver] = Field(default_factory=list, description="Receivers of firing and resolved alerts.")
+    repeat_interval_seconds: Seconds = Field(
+        14400.0, description="Webhook and Slack hear of an alert that still fires this often."
+    )
+    labels: dict[LabelName, str] = Field(
+        default_factory=dict, description="Labels on every notification, e.g. {cluster: a}."
+    )
+    runbook_base_url: str = Field("docs/runbooks", description="Where the runbook pages are; a link in notifications.")
