@@ -1,0 +1,132 @@
+"""The GPUs of this machine, as NVML sees them. Reads; never allocates or changes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specserve.units import GIB
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProcess:
+    """A process that holds memory of a device."""
+
+    pid: int
+    used_bytes: int | None
+    """None where NVML does not tell (containers, MIG, WSL)."""
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One GPU."""
+
+    index: int
+    uuid: str
+    name: str
+    total_bytes: int
+    """NVML's total: the whole board, a little more than CUDA hands out."""
+    used_bytes: int
+    """In use now by anybody; the driver's own reservation is not in it."""
+    reserved_bytes: int = 0
+    """What driver and firmware keep for themselves (NVML's ``reserved``); CUDA's total is total - reserved."""
+    compute_capability: tuple[int, int] | None = None
+    processes: tuple[DeviceProcess, ...] = ()
+
+
+def what_if(name: str | None, memory_gib: float, count: int) -> tuple[Device, ...]:
+    """Devices that nobody has plugged in, idle, for a plan on other hardware.
+
+    >>> [d.index for d in what_if("NVIDIA L4", 22.5, 2)]
+    [0, 1]
+    """
+    total = int(memory_gib * GIB)
+    return tuple(Device(i, f"what-if-{i}", name or "unnamed GPU", total, 0) for i in range(count))
+
+
+def devices() -> tuple[Device, ...] | None:
+    """All devices of this machine; None where there is no NVML (no driver, no GPU, another vendor)."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        return tuple(_device(pynvml, i) for i in range(pynvml.nvmlDeviceGetCount()))
+    except pynvml.NVMLError:
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def visible(found: Sequence[Device], selection: str | None) -> tuple[Device, ...]:
+    """The devices that ``CUDA_VISIBLE_DEVICES`` leaves to the engine, in its order.
+
+    Numbers and UUID prefixes are understood; as in CUDA, the list ends at the first entry that names no device.
+
+    >>> gpus = what_if("NVIDIA L4", 22.5, 3)
+    >>> [d.index for d in visible(gpus, "2,0")], visible(gpus, "")
+    ([2, 0], ())
+    """
+    if selection is None:
+        return tuple(found)
+    chosen: list[Device] = []
+    for entry in (part.strip() for part in selection.split(",")):
+        match = [d for d in found if _selects(entry, d)]
+        if not match:
+            break
+        chosen.append(match[0])
+    return tuple(chosen)
+
+
+def _selects(entry: str, device: Device) -> bool:
+    return str(device.index) == entry if entry.isdigit() else bool(entry) and device.uuid.startswith(entry)
+
+
+def _device(nvml: Any, index: int) -> Device:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+    try:
+        capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle))
+    except nvml.NVMLError:
+        capability = None
+    return Device(
+        index=index,
+        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+        name=_text(nvml.nvmlDeviceGetName(handle)),
+        total_bytes=int(memory.total),
+        used_bytes=int(memory.used),
+        reserved_bytes=int(memory.reserved),
+        compute_capability=capability,
+        processes=_processes(nvml, handle),
+    )
+
+
+def _processes(nvml: Any, handle: Any) -> tuple[DeviceProcess, ...]:
+    """Compute and graphics processes; empty where the driver hides them from this container."""
+    found: dict[int, DeviceProcess] = {}
+    for query in (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetGraphicsRunningProcesses):
+        try:
+            running = query(handle)
+        except nvml.NVMLError:
+            continue
+        for process in running:
+            used = process.usedGpuMemory
+            found[process.pid] = DeviceProcess(process.pid, None if used is None else int(used), _name(process.pid))
+    return tuple(found.values())
+
+
+def _name(pid: int) -> str | None:
+    import psutil
+
+    try:
+        return psutil.Process(pid).name()
+    except psutil.Error:
+        return None
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
