@@ -2,16 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+from specserve.errors import PreflightRefused, Problem
+from specserve.findings import Finding
 
 DTYPE_BITS: Mapping[str, int] = {
     "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4,
+    "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "F6_E2M3": 6, "F6_E3M2": 6, "C64": 64,
     "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32, "U16": 16, "U8": 8, "BOOL": 8,
 }  # fmt: skip
 """Bits per element of safetensors' dtype names."""
+
+
+class Source(Protocol):
+    """Where a checkpoint's files come from: a folder, or a repository on the Hub."""
+
+    @property
+    def name(self) -> str:
+        """As configured."""
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the files lie on this machine; None when they stay remote."""
+
+    @property
+    def revision(self) -> str | None:
+        """The resolved commit; None for a plain folder."""
+
+    def files(self) -> Mapping[str, int]:
+        """File name -> size in bytes, of every file of the checkpoint."""
+
+    def read(self, name: str, start: int, length: int) -> bytes:
+        """Up to ``length`` bytes of one file from ``start``."""
+
+
+class CheckpointRefused(PreflightRefused):
+    """Raised when a checkpoint cannot be read, with every reason as a finding."""
+
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        self.findings = tuple(findings)
+        super().__init__([Problem(f.message, f.where, fix=f.fix) for f in self.findings])
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +58,8 @@ class TensorFacts:
     nbytes: int
     file: str
     """File name inside the checkpoint."""
+    offset: int = 0
+    """First byte of the data, counted from the start of the file."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +82,14 @@ class ModelFacts:
     tokenizer_config: Mapping[str, Any] = field(default_factory=dict)
     files: tuple[str, ...] = ()
     """Names of all files seen in the checkpoint."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """File name -> bytes."""
+    chat_template: str | None = None
+    """From chat_template.jinja, chat_template.json or tokenizer_config.json."""
+    findings: tuple[Finding, ...] = ()
+    """What reading already showed: weights missing, pickles, GGUF, a shard that the index names and nobody has."""
+    source: Source | None = field(default=None, repr=False, compare=False)
+    """To read more: tokenizer files, a small tensor."""
 
     @property
     def text_config(self) -> Mapping[str, Any]:
@@ -62,3 +106,29 @@ class ModelFacts:
         """``architectures`` of config.json."""
         names = self.config.get("architectures")
         return tuple(str(n) for n in names) if isinstance(names, list) else ()
+
+    @property
+    def model_type(self) -> str:
+        """``model_type`` of config.json; empty when absent."""
+        name = self.config.get("model_type")
+        return name if isinstance(name, str) else ""
+
+    @property
+    def parameters(self) -> int | None:
+        """Elements of all tensors; None without headers. Packed quantized weights count as they are stored."""
+        if self.tensors is None:
+            return None
+        return sum(t.nbytes * 8 // DTYPE_BITS[t.dtype] for t in self.tensors.values())
+
+
+def read(path: str, *, revision: str | None = None, token: str | None = None, offline: bool = False) -> ModelFacts:
+    """Everything the checks need to know about a checkpoint: a local folder, or a Hub id.
+
+    From the Hub only small files and the headers of the weights are fetched. Raises CheckpointRefused.
+    """
+    from specserve.pair import checkpoint, hub
+
+    folder = Path(path).expanduser()
+    if folder.exists() or hub.looks_like_a_folder(path):
+        return checkpoint.describe(checkpoint.LocalFolder(path, folder))
+    return checkpoint.describe(hub.open_repository(path, revision=revision, token=token, offline=offline))

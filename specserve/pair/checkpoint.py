@@ -1,0 +1,223 @@
+"""From a checkpoint's files to ModelFacts: config, index, headers, small JSON files. Every size is bounded."""
+
+from __future__ import annotations
+
+import contextlib
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from specserve.findings import Finding
+from specserve.pair.facts import CheckpointRefused, ModelFacts, Source, TensorFacts
+from specserve.pair.headers import Corrupt, parse_object, read_header
+from specserve.units import size
+
+MAX_CONFIG_BYTES = 4 * 1024**2
+MAX_INDEX_BYTES = 32 * 1024**2
+MAX_TENSORS = 1_000_000
+INDEX = "model.safetensors.index.json"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+_NOT_WEIGHTS = ("adapter_", "training_args", "optimizer", "scheduler", "rng_state")
+
+
+@dataclass(frozen=True)
+class LocalFolder:
+    """A checkpoint in a folder."""
+
+    name: str
+    folder: Path
+    revision: str | None = None
+
+    def files(self) -> Mapping[str, int]:
+        """Regular files at the top of the folder (links are followed: the Hub cache is made of them)."""
+        found: dict[str, int] = {}
+        for entry in self.folder.iterdir():
+            try:
+                status = entry.stat()
+            except OSError:  # a dangling link is a file that is not there
+                continue
+            if stat.S_ISREG(status.st_mode):
+                found[entry.name] = status.st_size
+        return dict(sorted(found.items()))
+
+    def read(self, name: str, start: int, length: int) -> bytes:
+        """Bytes of one file."""
+        with (self.folder / name).open("rb") as f:
+            f.seek(start)
+            return f.read(length)
+
+
+def describe(source: Source) -> ModelFacts:
+    """ModelFacts of a checkpoint. Raises CheckpointRefused with everything that is unreadable, at once."""
+    where = source.name
+    sizes = _listing(source)
+    problems: list[Finding] = []
+
+    def small(name: str, limit: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
+        try:
+            return read_json(source, sizes, name, limit) if name in sizes else {}
+        except Corrupt as e:
+            problems.append(_corrupt(where, name, str(e)))
+            return {}
+
+    config = small("config.json")
+    if "config.json" not in sizes:
+        problems.append(_no_config(where, sizes))
+    generation, tokenizer = small("generation_config.json"), small("tokenizer_config.json")
+    tensors, total, notes = _weights(source, sizes, small(INDEX, MAX_INDEX_BYTES), problems)
+    template = _chat_template(source, sizes, tokenizer, small("chat_template.json"))
+    if problems:
+        raise CheckpointRefused(problems)
+    return ModelFacts(
+        path=source.name, config=config, folder=source.folder, revision=source.revision, tensors=tensors,
+        total_size_bytes=total, generation_config=generation, tokenizer_config=tokenizer, files=tuple(sizes),
+        sizes=sizes, chat_template=template, findings=tuple(notes), source=source,
+    )  # fmt: skip
+
+
+def read_json(source: Source, sizes: Mapping[str, int], name: str, limit: int) -> dict[str, Any]:
+    """A JSON object from one file of at most ``limit`` bytes. Raises Corrupt."""
+    if sizes[name] > limit:
+        raise Corrupt(f"has {size(sizes[name])}; more than {size(limit)} is not read")
+    try:
+        return parse_object(source.read(name, 0, limit + 1))
+    except OSError as e:
+        raise Corrupt(f"cannot be read ({e.strerror or e})") from None
+
+
+def _listing(source: Source) -> Mapping[str, int]:
+    where = source.name
+    try:
+        sizes = source.files()
+    except FileNotFoundError:
+        message = "there is no such folder; the path must be a folder or a Hub id"
+        raise CheckpointRefused([Finding("checkpoint-missing", "error", where, message, f"ls {where}")]) from None
+    except NotADirectoryError:
+        raise CheckpointRefused([_not_a_folder(where)]) from None
+    except OSError as e:
+        message = f"the folder cannot be read ({e.strerror})"
+        raise CheckpointRefused([Finding("checkpoint-missing", "error", where, message, f"ls -ld {where}")]) from None
+    if not sizes:
+        message = "the folder holds no files; it must hold config.json and the weights"
+        raise CheckpointRefused([Finding("checkpoint-missing", "error", where, message, f"ls {where}")])
+    return sizes
+
+
+def _not_a_folder(where: str) -> Finding:
+    if where.endswith(".gguf"):
+        return _gguf(where)
+    return Finding(
+        "checkpoint-missing", "error", where, "this is a file; the path must be the folder that holds config.json",
+        f"set the path to {PurePosixPath(where).parent}",
+    )  # fmt: skip
+
+
+def _no_config(where: str, sizes: Mapping[str, int]) -> Finding:
+    if any(name.endswith(".gguf") for name in sizes):
+        return _gguf(where)
+    if "params.json" in sizes:
+        message = "config.json is missing and params.json (Mistral's own format) is not read; config.json must be there"
+    else:
+        message = "config.json is missing; without it nothing is known about the model"
+    return Finding("config-missing", "error", where, message, "download the whole repository again: hf download ...")
+
+
+def _gguf(where: str) -> Finding:
+    return Finding(
+        "gguf-weights", "error", where, "the weights are GGUF; only safetensors can be checked and planned",
+        "use the safetensors repository that this GGUF was made from",
+    )  # fmt: skip
+
+
+def _corrupt(where: str, name: str, message: str) -> Finding:
+    return Finding("checkpoint-corrupt", "error", f"{where}/{name}", message, f"download {name} again")
+
+
+def _weights(
+    source: Source, sizes: Mapping[str, int], index: Mapping[str, Any], problems: list[Finding]
+) -> tuple[dict[str, TensorFacts] | None, int | None, list[Finding]]:
+    names, notes = _weight_files(source.name, sizes, index, problems)
+    if not names:
+        notes += [] if problems or notes else [_why_no_weights(source.name, sizes)]
+        return None, None, notes
+    tensors: dict[str, TensorFacts] = {}
+    for name in names:
+        try:
+            tensors |= read_header(lambda start, n, name=name: source.read(name, start, n), sizes[name], name)  # type: ignore[misc]
+        except (Corrupt, OSError) as e:
+            problems.append(_corrupt(source.name, name, str(e)))
+        if len(tensors) > MAX_TENSORS:
+            problems.append(_corrupt(source.name, name, f"more than {MAX_TENSORS} tensors in one checkpoint"))
+            break
+    return tensors, sum(t.nbytes for t in tensors.values()), notes
+
+
+def _weight_files(
+    where: str, sizes: Mapping[str, int], index: Mapping[str, Any], problems: list[Finding]
+) -> tuple[list[str], list[Finding]]:
+    """Names of the safetensors files that make up the model, and what is odd about them."""
+    present = [n for n in sizes if n.endswith(".safetensors") and not n.startswith(_NOT_WEIGHTS)]
+    weight_map = index.get("weight_map")
+    if not index:
+        model_files = [n for n in present if not n.startswith("consolidated")]
+        return model_files or present, []
+    if not isinstance(weight_map, Mapping) or not weight_map:
+        problems.append(_corrupt(where, INDEX, "has no weight_map"))
+        return [], []
+    named = {n if isinstance(n, str) else repr(n) for n in weight_map.values()}
+    if outside := sorted(n for n in named if not _is_plain(n)):
+        message = f"the index names a file outside the checkpoint: {outside[0][:200]!r}; names must be plain"
+        problems.append(Finding("checkpoint-unsafe-path", "error", f"{where}/{INDEX}", message, "do not use this copy"))
+        return [], []
+    missing = sorted(n for n in named if n not in sizes)
+    notes = [_missing_shards(where, missing)] if missing else []
+    return sorted(n for n in named if n in sizes), notes
+
+
+def _is_plain(name: str) -> bool:
+    """Whether a name of the index stays inside the folder.
+
+    >>> [_is_plain(n) for n in ("model-1.safetensors", "../x.safetensors", "/etc/passwd", "a\\\\b", "")]
+    [True, False, False, False, False]
+    """
+    return bool(name) and "\\" not in name and "\0" not in name and PurePosixPath(name).name == name != ".."
+
+
+def _missing_shards(where: str, missing: list[str]) -> Finding:
+    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    message = f"the index names {missing[0]}{more}, which is not there; every shard must be present"
+    return Finding("weights-missing", "error", where, message, "finish the download of this checkpoint")
+
+
+def _why_no_weights(where: str, sizes: Mapping[str, int]) -> Finding:
+    if any(n.endswith(".gguf") for n in sizes):
+        return _gguf(where)
+    pickles = [n for n in sizes if n.endswith(PICKLES) and not n.startswith(_NOT_WEIGHTS)]
+    if pickles:
+        message = f"the weights are pickles ({pickles[0]}); loading one can run code, and its shapes cannot be read"
+        fix = "convert to safetensors, or trust it with --skip pickle-weights"
+        return Finding("pickle-weights", "error", where, message, fix)
+    message = "there are no weights (*.safetensors); the checkpoint must hold them"
+    return Finding("weights-missing", "error", where, message, "finish the download of this checkpoint")
+
+
+def _chat_template(
+    source: Source, sizes: Mapping[str, int], tokenizer: Mapping[str, Any], template_json: Mapping[str, Any]
+) -> str | None:
+    if 0 < sizes.get("chat_template.jinja", 0) <= MAX_CONFIG_BYTES:
+        with contextlib.suppress(OSError):
+            return source.read("chat_template.jinja", 0, MAX_CONFIG_BYTES).decode(errors="replace")
+    for value in (template_json.get("chat_template"), tokenizer.get("chat_template")):
+        if isinstance(value, str):
+            return value
+        if isinstance(value, list):
+            return next(_default_templates(value), None)
+    return None
+
+
+def _default_templates(named: list[Any]) -> Iterator[str]:
+    for entry in named:
+        if isinstance(entry, Mapping) and entry.get("name") == "default" and isinstance(entry.get("template"), str):
+            yield entry["template"]

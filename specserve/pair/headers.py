@@ -1,0 +1,100 @@
+"""safetensors headers: eight bytes of length, JSON, then data. Read with bounds, never trusted.
+
+Format: https://github.com/huggingface/safetensors#format (read 2026-11-29).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from specserve.pair.facts import DTYPE_BITS, TensorFacts
+
+MAX_HEADER_BYTES = 16 * 1024**2
+"""The format allows 100 MB. This holds some 140,000 tensors in one file and keeps parsing under 200 MB of memory."""
+
+
+class Corrupt(ValueError):
+    """Raised when bytes are not what the format promises; the text completes ``<file>: ...``."""
+
+
+def parse_json(data: bytes, *, what: str = "it") -> Any:
+    """JSON from untrusted bytes; any fault is Corrupt.
+
+    >>> parse_json(b'{"a": 1}')
+    {'a': 1}
+    """
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise Corrupt(f"{what} is nested too deeply") from None
+    except ValueError as e:
+        raise Corrupt(f"{what} is not JSON ({e})") from None
+
+
+def parse_object(data: bytes, *, what: str = "it") -> dict[str, Any]:
+    """A JSON object from untrusted bytes; anything else is Corrupt."""
+    value = parse_json(data, what=what)
+    if not isinstance(value, dict):
+        raise Corrupt(f"{what} is not a JSON object")
+    return value
+
+
+def read_header(read: Callable[[int, int], bytes], file_size: int, file: str) -> dict[str, TensorFacts]:
+    """Tensors of one file. ``read(start, length)`` returns bytes of it.
+
+    Checks: header inside the file and under the limit, known dtypes, offsets inside the data, shape x dtype =
+    bytes, and no two tensors share bytes.
+    """
+    if file_size < 8:
+        raise Corrupt(f"{file_size} bytes is too short for a safetensors file")
+    length = int.from_bytes(read(0, 8)[:8], "little")
+    if length > file_size - 8:
+        raise Corrupt(f"the header claims {length} bytes and the file has {file_size}; it is truncated or corrupt")
+    if length > MAX_HEADER_BYTES:
+        raise Corrupt(f"the header claims {length} bytes; more than {MAX_HEADER_BYTES} are not read")
+    raw = parse_object(read(8, length), what="the header")
+    raw.pop("__metadata__", None)
+    tensors = {name: _entry(name, entry, 8 + length, file_size, file) for name, entry in raw.items()}
+    _no_overlap(tensors)
+    return tensors
+
+
+def _entry(name: str, entry: object, data_start: int, file_size: int, file: str) -> TensorFacts:
+    if not isinstance(entry, Mapping):
+        raise Corrupt(f"the header's entry of {name!r} is not an object")
+    dtype, shape = entry.get("dtype"), _natural_numbers(entry.get("shape"))
+    offsets = _natural_numbers(entry.get("data_offsets"))
+    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+        raise Corrupt(f"tensor {name!r} has unknown dtype {dtype!r}")
+    if shape is None:
+        raise Corrupt(f"tensor {name!r} has no valid shape")
+    if offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise Corrupt(f"tensor {name!r} has no valid data offsets")
+    begin, end = offsets
+    if data_start + end > file_size:
+        missing = data_start + end - file_size
+        raise Corrupt(f"tensor {name!r} ends {missing} bytes behind the end of the file; it is truncated")
+    elements = 1
+    for n in shape:
+        elements *= n
+        if elements > 1 << 62:
+            raise Corrupt(f"tensor {name!r} has an absurd shape")
+    if (elements * DTYPE_BITS[dtype] + 7) // 8 != end - begin:
+        raise Corrupt(f"tensor {name!r}: shape {list(shape)} of {dtype} does not fill its {end - begin} bytes")
+    return TensorFacts(dtype, tuple(shape), end - begin, file, data_start + begin)
+
+
+def _natural_numbers(value: object) -> list[int] | None:
+    if isinstance(value, list) and len(value) <= 64 and all(type(n) is int and 0 <= n < 1 << 62 for n in value):
+        return value
+    return None
+
+
+def _no_overlap(tensors: Mapping[str, TensorFacts]) -> None:
+    end, last = 0, ""
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
+        if tensor.nbytes and tensor.offset < end:
+            raise Corrupt(f"tensors {last!r} and {name!r} share bytes")
+        end, last = max(end, tensor.offset + tensor.nbytes), name
