@@ -50,7 +50,7 @@ def _run(arguments: list[str]) -> int:
         # The reader of our output went away (`| head`): nothing to say, nobody to say it to.
         sys.stderr.close()
         return ExitCode.OK
-    except Exception as error:  # noqa: BLE001 the last resort: anything that arrives here is a bug of ours
+    except Exception as error:  # the last resort: what arrives here is a bug of ours
         if debug:
             raise
         click.echo(f"Error: a bug in specserve: {type(error).__name__}: {error}", err=True)

@@ -37,7 +37,12 @@ def config_command(function: Callable[..., Any]) -> Callable[..., Any]:
 def format_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command ``--format text|json`` as ``output``."""
     return click.option(
-        "--format", "output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output form."
+        "--format",
+        "output",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        show_default=True,
+        help="Output form.",
     )(function)
 
 

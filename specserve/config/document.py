@@ -116,7 +116,9 @@ def _compose(text: str, name: str) -> yaml.Node | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = " ".join(part for part in (error.context, error.problem) if part)
-        hint = "indent with spaces, not tabs" if "\\t" in what else "check indentation, colons and quotes near this line"
+        hint = (
+            "indent with spaces, not tabs" if "\\t" in what else "check indentation, colons and quotes near this line"
+        )
         raise ConfigError(
             f"not valid YAML: {what}", where=f"{name}:{mark.line + 1}" if mark else name, fix=hint
         ) from None
@@ -187,7 +189,7 @@ class _Walk:
 
     def scalar(self, node: yaml.Node, path: KeyPath) -> Any:
         text = str(node.value)
-        if node.tag == "tag:yaml.org,2002:str" or node.tag == "tag:yaml.org,2002:timestamp":
+        if node.tag in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:timestamp"):
             expanded, unset = expand(text, self.environ)
             for name in unset:
                 self.problem(

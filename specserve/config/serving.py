@@ -61,8 +61,8 @@ class Engine(Section):
     max_restarts: int = Field(0, ge=0, description="Restarts after the engine was lost; 0 exits with code 5.")
     restart_backoff_seconds: Seconds = Field(2.0, description="First pause before a restart; doubles each time.")
     canary: Canary = Field(default_factory=Canary, description="The check before the server counts as ready.")
-    repairs: list[Repair] = Field(
-        default_factory=lambda: ["cpu-speculative-sampling"],
+    repairs: tuple[Repair, ...] = Field(
+        ("cpu-speculative-sampling",),
         description="Repairs of known engine defects, applied only where a test shows the defect; [] turns them off.",
     )
     extra_args: dict[str, Any] = Field(

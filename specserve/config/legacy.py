@@ -1,0 +1,118 @@
+"""Spellings that guides still teach and vLLM no longer reads, with what to write today.
+
+Sources: vLLM's release notes and `vllm/config/speculative.py` at 0.32, read 2026-11-29.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from specserve.config.document import KeyPath
+
+_SPEC = "speculative_decoding"
+_DRAFT = "models.draft_model"
+
+TODAY: Mapping[str, str] = {
+    # Flags and keys of vLLM up to 0.8, and of its own speculative JSON.
+    "speculative_model": f"write '{_DRAFT}.path'",
+    "speculative_model_quantization": f"write '{_DRAFT}.quantization'",
+    "speculative_draft_tensor_parallel_size": f"write '{_DRAFT}.tensor_parallel_size'",
+    "draft_tensor_parallel_size": f"write '{_DRAFT}.tensor_parallel_size'",
+    "speculative_max_model_len": f"write '{_DRAFT}.max_model_len'",
+    "speculative_disable_by_batch_size": f"write '{_SPEC}.max_batch_size'",
+    "disable_by_batch_size": f"write '{_SPEC}.max_batch_size'",
+    "speculative_disable_mqa_scorer": "remove it: there is no such scorer any more",
+    "disable_mqa_scorer": "remove it: there is no such scorer any more",
+    "speculative_config": f"write the sections '{_SPEC}' and '{_DRAFT}'",
+    "speculative_method": f"write '{_SPEC}.method'",
+    "num_speculative_tokens_per_batch_size": f"write '{_SPEC}.schedule'",
+    "ngram_prompt_lookup_max": f"write '{_SPEC}.prompt_lookup_max'",
+    "ngram_prompt_lookup_min": f"write '{_SPEC}.prompt_lookup_min'",
+    "spec_decoding_acceptance_method": f"write '{_SPEC}.rejection_sample_method'",
+    "acceptance_method": f"write '{_SPEC}.rejection_sample_method'",
+    "typical_acceptance_sampler_posterior_threshold": "remove it: typical acceptance is gone from vLLM",
+    "typical_acceptance_sampler_posterior_alpha": "remove it: typical acceptance is gone from vLLM",
+    "posterior_threshold": "remove it: typical acceptance is gone from vLLM",
+    "posterior_alpha": "remove it: typical acceptance is gone from vLLM",
+    "use_v2_block_manager": "remove it: there is only one block manager",
+    "disable_logprobs_during_spec_decoding": "remove it: logprobs always come with speculation",
+    "num_lookahead_slots": f"remove it: it follows from '{_SPEC}.num_speculative_tokens'",
+    # Keys that belong elsewhere in this file.
+    "num_speculative_tokens": f"write '{_SPEC}.num_speculative_tokens'",
+    "draft_model_path": f"write '{_DRAFT}.path'",
+    "draft_model": "write the section 'models.draft_model'",
+    "target_model": "write the section 'models.target_model'",
+    "model": "write 'models.target_model.path', and 'models.draft_model.path' for the draft",
+    "swap_space": "remove it: this vLLM does not swap",
+    "gpu_memory_utilization": "write 'engine.gpu_memory_utilization'",
+    "max_model_len": "write 'engine.max_model_len'",
+    "max_num_seqs": "write 'engine.max_num_seqs'",
+    "max_num_batched_tokens": "write 'engine.max_num_batched_tokens'",
+    "enforce_eager": "write 'engine.enforce_eager'",
+    "kv_cache_dtype": "write 'engine.kv_cache_dtype'",
+    "served_model_name": "write 'server.served_model_name'",
+}
+"""Old or misplaced key (underscores, no dashes) -> what to do."""
+
+IN_SECTION: Mapping[tuple[str, str], str] = {
+    (_SPEC, "tensor_parallel_size"): f"write '{_DRAFT}.tensor_parallel_size'",
+    (_SPEC, "model"): f"write '{_DRAFT}.path'",
+    (_SPEC, "draft_model"): f"write '{_DRAFT}.path'",
+    (_SPEC, "quantization"): f"write '{_DRAFT}.quantization'",
+    (_SPEC, "revision"): f"write '{_DRAFT}.revision'",
+    (_SPEC, "max_model_len"): f"write '{_DRAFT}.max_model_len'",
+    (_SPEC, "kv_cache_dtype"): f"write '{_DRAFT}.kv_cache_dtype'",
+}
+"""Keys whose meaning depends on the section they stand in."""
+
+OWN_FLAGS: Mapping[str, str] = {
+    "model": "models.target_model.path",
+    "revision": "models.target_model.revision",
+    "dtype": "models.target_model.dtype",
+    "quantization": "models.target_model.quantization",
+    "tensor_parallel_size": "models.target_model.tensor_parallel_size",
+    "pipeline_parallel_size": "models.target_model.pipeline_parallel_size",
+    "trust_remote_code": "models.target_model.trust_remote_code",
+    "host": "server.host",
+    "port": "server.port",
+    "served_model_name": "server.served_model_name",
+    "api_key": "server.api_key_file",
+    "ssl_certfile": "server.tls.cert_file",
+    "ssl_keyfile": "server.tls.key_file",
+    "gpu_memory_utilization": "engine.gpu_memory_utilization",
+    "max_model_len": "engine.max_model_len",
+    "max_num_seqs": "engine.max_num_seqs",
+    "max_num_batched_tokens": "engine.max_num_batched_tokens",
+    "enforce_eager": "engine.enforce_eager",
+    "kv_cache_dtype": "engine.kv_cache_dtype",
+    "max_num_queued_reqs": "server.max_concurrent_requests",
+    "shutdown_timeout": "engine.drain_timeout_seconds",
+}
+"""vLLM flags that have a key of their own here; setting both would leave two truths."""
+
+
+def normal(key: str) -> str:
+    """A key or flag as vLLM would compare it.
+
+    >>> normal("--Speculative-Model")
+    'speculative_model'
+    """
+    return key.lstrip("-").replace("-", "_").lower()
+
+
+def advice(path: KeyPath) -> str | None:
+    """What to write instead of an unknown key, when it is a known old or misplaced spelling."""
+    name = normal(str(path[-1]))
+    section = str(path[0]) if len(path) > 1 else ""
+    return IN_SECTION.get((section, name)) or TODAY.get(name)
+
+
+def in_extra_args(extra_args: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(key, sentence) for every flag in ``engine.extra_args`` that belongs elsewhere."""
+    for key in extra_args:
+        name = normal(key)
+        if name in OWN_FLAGS:
+            yield key, f"vLLM's '--{name.replace('_', '-')}' has a key of its own; write '{OWN_FLAGS[name]}'"
+        elif name in TODAY and name not in ("num_lookahead_slots",):
+            yield key, f"'{key}' is not a flag of today's vLLM, or is set elsewhere; {TODAY[name]}"

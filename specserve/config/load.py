@@ -1,0 +1,274 @@
+"""File, environment and flags to one Settings: lowest first, all problems at once, each with its place."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, SecretStr, ValidationError
+from pydantic_core import ErrorDetails
+
+from specserve.config import legacy, rules
+from specserve.config.document import Document, KeyPath, dotted, read
+from specserve.config.schema import Settings
+from specserve.config.sentences import known_keys, sentence
+from specserve.errors import ConfigError, Problem
+
+PREFIX = "SPECSERVE_"
+_NOT_OURS = re.compile(r"_SERVICE_(HOST|PORT)|_PORT(_\d+_(TCP|UDP))?(_|$)|^SPECSERVE_(REPAIRS|CACHE)$")
+"""Kubernetes describes a Service named ``specserve`` to every pod in variables that look like ours."""
+
+_SECTIONS = tuple(Settings.model_fields)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A configuration that is valid, and where each value came from."""
+
+    path: Path
+    settings: Settings
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Dotted key -> ``file:line``, ``environment NAME`` or ``--set``; a key that nobody set is missing."""
+    warnings: tuple[Problem, ...] = ()
+
+    def secrets(self) -> tuple[str, ...]:
+        """Every secret value, for the redaction of logs."""
+        return tuple(s.get_secret_value() for _, s in _secrets(self.settings, ()))
+
+
+@dataclass
+class _Cascade:
+    """Values merged so far, with the place of each leaf."""
+
+    doc: Document
+    values: dict[str, Any]
+    places: dict[KeyPath, str] = field(default_factory=dict)
+
+    def put(self, path: Sequence[str], value: Any, place: str) -> None:
+        """Set one value over what is there; a mapping merges into a mapping."""
+        here = self.values
+        for part in path[:-1]:
+            nested = here.get(part)
+            if not isinstance(nested, dict):
+                nested = here[part] = {}
+            here = nested
+        if isinstance(value, dict) and isinstance(here.get(path[-1]), dict):
+            for key, item in value.items():
+                self.put([*path, key], item, place)
+            return
+        here[path[-1]] = value
+        self.places[tuple(path)] = place
+
+    def place(self, path: KeyPath) -> str:
+        """Where the value at this path was set: the longest known prefix wins."""
+        for end in range(len(path), 0, -1):
+            if path[:end] in self.places:
+                return self.places[path[:end]]
+        return self.doc.place(path)
+
+
+def load(path: Path, *, environ: Mapping[str, str], overrides: Sequence[str] = ()) -> Loaded:
+    """Load a config file.
+
+    Precedence, lowest first: defaults, file, ``SPECSERVE_*`` of ``environ`` (nested with ``__``), ``overrides``
+    (``a.b=c``). Raises ConfigError with every problem found.
+    """
+    doc = read(path, environ)
+    cascade = _Cascade(doc, doc.values)
+    problems = list(doc.problems)
+    warnings: list[Problem] = []
+    for entry in _from_environment(environ, warnings):
+        _apply(cascade, entry, problems)
+    for entry in _from_overrides(overrides, problems):
+        _apply(cascade, entry, problems)
+    settings = _validate(cascade, problems)
+    if settings is None:
+        raise ConfigError(_unique(problems))
+    settings = _read_secret_files(settings, (), cascade, problems)
+    for complaint in rules.check(settings):
+        problem = Problem(complaint.message, cascade.place(complaint.path), fix=complaint.fix)
+        (warnings if complaint.is_warning else problems).append(problem)
+    if problems:
+        raise ConfigError(_unique(problems))
+    return Loaded(path, settings, _sources(cascade), tuple(warnings))
+
+
+@dataclass(frozen=True)
+class _Entry:
+    path: list[str]
+    text: str
+    place: str
+
+
+def _from_environment(environ: Mapping[str, str], warnings: list[Problem]) -> Iterator[_Entry]:
+    for name in sorted(environ):
+        if not name.startswith(PREFIX):
+            continue
+        if "__" in name:
+            yield _Entry(name[len(PREFIX) :].lower().split("__"), environ[name], f"environment {name}")
+        elif name[len(PREFIX) :].lower() in _SECTIONS:
+            yield _Entry([name[len(PREFIX) :].lower()], environ[name], f"environment {name}")
+        elif not _NOT_OURS.search(name):
+            warnings.append(
+                Problem(
+                    "is ignored; a config key has its section in front, with two underscores",
+                    f"environment {name}",
+                    fix="e.g. SPECSERVE_SERVER__PORT=9000",
+                )
+            )
+
+
+def _from_overrides(overrides: Sequence[str], problems: list[Problem]) -> Iterator[_Entry]:
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        path = key.strip().split(".")
+        if not equals or not all(path):
+            problems.append(Problem("is not KEY=VALUE", f"--set {text}", fix="e.g. --set server.port=9000"))
+            continue
+        yield _Entry(path, value, f"--set {key.strip()}")
+
+
+def _apply(cascade: _Cascade, entry: _Entry, problems: list[Problem]) -> None:
+    try:
+        value = yaml.safe_load(entry.text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        problems.append(Problem("has a value that is not valid YAML", entry.place, fix="quote the value"))
+        return
+    cascade.doc.written[tuple(entry.path)] = entry.text
+    cascade.put(entry.path, entry.text if isinstance(value, str) else value, entry.place)
+
+
+def _validate(cascade: _Cascade, problems: list[Problem]) -> Settings | None:
+    """Settings, or None with the problems added. A text field takes what was written: revision 0123 is not 83."""
+    settings, errors = _attempt(cascade.values)
+    if settings is None and _restore_text(cascade, errors):
+        settings, errors = _attempt(cascade.values)
+    for item in errors:
+        loc = _clean(item["loc"], cascade.values)
+        where = cascade.place(loc)
+        if item["type"] == "extra_forbidden":
+            problems.append(_unknown_key(loc, where))
+        else:
+            message, fix = sentence(loc, item)
+            problems.append(Problem(message, where, fix=fix))
+    return settings
+
+
+def _attempt(values: Mapping[str, Any]) -> tuple[Settings | None, list[ErrorDetails]]:
+    try:
+        return Settings.model_validate(values), []
+    except ValidationError as error:
+        return None, error.errors(include_url=False)
+
+
+def _restore_text(cascade: _Cascade, errors: Sequence[ErrorDetails]) -> bool:
+    """Give text fields the scalar as it was written; whether anything changed."""
+    changed = False
+    for item in errors:
+        loc = _clean(item["loc"], cascade.values)
+        written = cascade.doc.written.get(loc)
+        if item["type"] != "string_type" or written is None or item.get("input") is None:
+            continue
+        holder: Any = cascade.values
+        for part in loc[:-1]:
+            holder = holder[part]
+        holder[loc[-1]] = written
+        changed = True
+    return changed
+
+
+def _clean(loc: Sequence[str | int], values: Any) -> KeyPath:
+    """pydantic's location without the names of union members, which are no keys of the file."""
+    out: list[str | int] = []
+    here = values
+    for i, part in enumerate(loc):
+        if isinstance(here, dict) and (part in here or i == len(loc) - 1):
+            out.append(part)
+            here = here.get(part)
+        elif isinstance(here, list) and isinstance(part, int) and part < len(here):
+            out.append(part)
+            here = here[part]
+        elif here is None or not isinstance(here, dict | list):
+            break
+    return tuple(out)
+
+
+def _unknown_key(path: KeyPath, where: str) -> Problem:
+    key = str(path[-1])
+    advice = legacy.advice(path)
+    if advice is not None:
+        return Problem(f"'{dotted(path)}' is not a key here; {advice}", where)
+    choices = known_keys(path[:-1])
+    near = difflib.get_close_matches(key.replace("-", "_").lower(), choices, n=1, cutoff=0.6)
+    tail = f"did you mean '{near[0]}'?" if near else f"known here: {', '.join(choices)}"
+    return Problem(f"unknown key '{dotted(path)}'; {tail}", where)
+
+
+def _read_secret_files(section: BaseModel, path: KeyPath, cascade: _Cascade, problems: list[Problem]) -> Any:
+    """The section with every ``X_file`` read into its ``X``."""
+    update: dict[str, Any] = {}
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        here = (*path, name)
+        if isinstance(value, BaseModel):
+            update[name] = _read_secret_files(value, here, cascade, problems)
+        elif isinstance(value, list) and any(isinstance(v, BaseModel) for v in value):
+            update[name] = [_read_secret_files(v, (*here, i), cascade, problems) for i, v in enumerate(value)]
+        elif name.endswith("_file") and name[:-5] in type(section).model_fields and value is not None:
+            secret = _secret(value, getattr(section, name[:-5]), here, cascade.place(here), problems)
+            if secret is not None:
+                update[name[:-5]] = secret
+    return section.model_copy(update=update) if update else section
+
+
+def _secret(
+    file: str, inline: SecretStr | None, path: KeyPath, where: str, problems: list[Problem]
+) -> SecretStr | None:
+    key = dotted(path)
+    if inline is not None:
+        problems.append(Problem(f"both '{key[:-5]}' and '{key}' are set; keep one", where))
+        return None
+    try:
+        text = Path(file).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        problems.append(Problem(f"'{key}' names {file}, which cannot be read: {reason}", where))
+        return None
+    if not text:
+        problems.append(Problem(f"'{key}' names {file}, which is empty; must hold the secret", where))
+        return None
+    return SecretStr(text)
+
+
+def _secrets(section: BaseModel, path: KeyPath) -> Iterator[tuple[KeyPath, SecretStr]]:
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        here = (*path, name)
+        for i, item in enumerate(value if isinstance(value, list) else [value]):
+            if isinstance(item, SecretStr):
+                yield here, item
+            elif isinstance(item, BaseModel):
+                yield from _secrets(item, (*here, i) if isinstance(value, list) else here)
+
+
+def _sources(cascade: _Cascade) -> dict[str, str]:
+    out: dict[str, str] = {}
+
+    def walk(value: Any, path: KeyPath) -> None:
+        if isinstance(value, dict) and value:
+            for key, item in value.items():
+                walk(item, (*path, key))
+        else:
+            out[dotted(path)] = cascade.place(path)
+
+    walk(cascade.values, ())
+    return out
+
+
+def _unique(problems: Sequence[Problem]) -> list[Problem]:
+    return list(dict.fromkeys(problems))

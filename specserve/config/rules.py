@@ -1,0 +1,228 @@
+"""What keys say about one another: rules that no single key can state."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from specserve.config import legacy
+from specserve.config.document import KeyPath
+from specserve.config.schema import Settings
+from specserve.config.speculation import NEEDS_DRAFT, WITHOUT_DRAFT
+
+_SPEC = "speculative_decoding"
+_SAME_DTYPE = {"half": "float16", "float": "float32"}
+
+_ONLY_FOR = {
+    "prompt_lookup_min": {"ngram", "ngram_gpu"},
+    "prompt_lookup_max": {"ngram", "ngram_gpu"},
+    "suffix_decoding_max_tree_depth": {"suffix"},
+    "suffix_decoding_max_cached_requests": {"suffix"},
+    "suffix_decoding_max_spec_factor": {"suffix"},
+    "suffix_decoding_min_token_prob": {"suffix"},
+    "use_heterogeneous_vocab": {"draft_model"},
+}
+"""Per-method keys and the methods that read them; under any other method they would be ignored in silence."""
+
+
+@dataclass(frozen=True)
+class Complaint:
+    """One rule that is broken, at one key."""
+
+    path: KeyPath
+    message: str
+    fix: str | None = None
+    is_warning: bool = False
+
+
+def check(settings: Settings) -> Iterator[Complaint]:
+    """Every broken rule."""
+    yield from _server(settings)
+    yield from _engine(settings)
+    yield from _alerts(settings)
+    if settings.speculative_decoding.enabled:
+        yield from _method(settings)
+        yield from _draft(settings)
+        yield from _schedule(settings)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _server(settings: Settings) -> Iterator[Complaint]:
+    server = settings.server
+    if not _is_loopback(server.host) and server.api_key is None and not server.allow_unauthenticated:
+        yield Complaint(
+            ("server", "host"),
+            f"'server.host' is {server.host!r} and no API key is set; anyone who reaches the port could use the model",
+            "set server.api_key_file, or server.allow_unauthenticated: true where something in front authenticates",
+        )
+    if (server.tls.cert_file is None) != (server.tls.key_file is None):
+        missing = "key_file" if server.tls.key_file is None else "cert_file"
+        yield Complaint(("server", "tls"), f"'server.tls.{missing}' is missing; TLS needs certificate and key")
+    if settings.sidecar.enabled and settings.sidecar.port == server.port:
+        yield Complaint(
+            ("sidecar", "port"),
+            f"'sidecar.port' is {server.port}, the port of the server; must be another",
+            "set sidecar.port: 9400",
+        )
+
+
+def _engine(settings: Settings) -> Iterator[Complaint]:
+    engine = settings.engine
+    for key, sentence in legacy.in_extra_args(engine.extra_args):
+        yield Complaint(("engine", "extra_args", key), sentence)
+    if engine.max_num_seqs and engine.max_num_batched_tokens and engine.max_num_batched_tokens < engine.max_num_seqs:
+        yield Complaint(
+            ("engine", "max_num_batched_tokens"),
+            f"'max_num_batched_tokens' is {engine.max_num_batched_tokens}; must be at least max_num_seqs ({engine.max_num_seqs})",
+        )
+
+
+def _alerts(settings: Settings) -> Iterator[Complaint]:
+    rate = settings.alerts.acceptance_rate
+    if rate.resolve_above < rate.fire_below:
+        yield Complaint(
+            ("alerts", "acceptance_rate", "resolve_above"),
+            f"'resolve_above' is {rate.resolve_above}; must be at least 'fire_below' ({rate.fire_below}), or it would flap",
+        )
+    for i, receiver in enumerate(settings.alerts.notify):
+        if receiver.type == "slack" and receiver.url is None:
+            yield Complaint(("alerts", "notify", i), "a slack receiver has no URL; set 'url_file'")
+
+
+def _method(settings: Settings) -> Iterator[Complaint]:
+    spec, method, draft = settings.speculative_decoding, settings.method, settings.models.draft_model
+    if method is None:
+        yield Complaint(
+            (_SPEC,),
+            "'speculative_decoding' is enabled with neither a method nor a draft model; one must be given",
+            "add models.draft_model, or set speculative_decoding.method (e.g. ngram), or enabled: false",
+        )
+        return
+    if method in NEEDS_DRAFT and draft is None:
+        yield Complaint(
+            (_SPEC, "method"),
+            f"method '{method}' needs a draft checkpoint; 'models.draft_model.path' must be set",
+            f"add models.draft_model.path, the {'draft model' if method == 'draft_model' else 'head'} to load",
+        )
+    if method in WITHOUT_DRAFT and draft is not None:
+        yield Complaint(
+            ("models", "draft_model"),
+            f"method '{method}' loads no draft; 'models.draft_model' is not used",
+            "remove models.draft_model, or choose the method that uses it",
+            is_warning=True,
+        )
+    for key, methods in _ONLY_FOR.items():
+        if getattr(spec, key) is not None and method not in methods:
+            yield Complaint(
+                (_SPEC, key),
+                f"'{key}' is read by method {' and '.join(sorted(methods))} only; the method is '{method}'",
+            )
+    low, high = spec.prompt_lookup_min, spec.prompt_lookup_max
+    if low is not None and high is not None and low > high:
+        yield Complaint(
+            (_SPEC, "prompt_lookup_min"), f"'prompt_lookup_min' is {low}; must be at most prompt_lookup_max ({high})"
+        )
+    if spec.use_heterogeneous_vocab and spec.draft_sample_method == "probabilistic":
+        yield Complaint(
+            (_SPEC, "draft_sample_method"),
+            "'use_heterogeneous_vocab' drafts greedily; 'draft_sample_method' must be greedy",
+        )
+
+
+def _draft(settings: Settings) -> Iterator[Complaint]:
+    target, draft, method = settings.models.target_model, settings.models.draft_model, settings.method
+    if draft is None or method in WITHOUT_DRAFT:
+        return
+    if (
+        draft.path.rstrip("/") == target.path.rstrip("/")
+        and draft.revision == target.revision
+        and method in NEEDS_DRAFT
+    ):
+        yield Complaint(("models", "draft_model", "path"), "the draft is the target itself; must be another checkpoint")
+    yield from _draft_dtype(settings)
+    tp, wanted = target.tensor_parallel_size, draft.tensor_parallel_size
+    if wanted is None or wanted == tp:
+        return
+    if wanted != 1:
+        yield Complaint(
+            ("models", "draft_model", "tensor_parallel_size"),
+            f"draft TP is {wanted}; must be the target's ({tp})" + ("" if method == "draft_model" else " or 1"),
+            "remove models.draft_model.tensor_parallel_size",
+        )
+    elif method == "draft_model":
+        yield Complaint(
+            ("models", "draft_model", "tensor_parallel_size"),
+            f"vLLM runs a draft model at the target's TP only; the draft runs at TP {tp}, not 1",
+            "remove models.draft_model.tensor_parallel_size to silence this",
+            is_warning=True,
+        )
+
+
+def _draft_dtype(settings: Settings) -> Iterator[Complaint]:
+    target, draft = (
+        settings.models.target_model.dtype,
+        settings.models.draft_model and settings.models.draft_model.dtype,
+    )
+    if draft is None or draft == "auto" or _SAME_DTYPE.get(draft, draft) == _SAME_DTYPE.get(target, target):
+        return
+    path: KeyPath = ("models", "draft_model", "dtype")
+    if target == "auto":
+        yield Complaint(
+            path,
+            f"vLLM gives the draft the target's dtype; '{draft}' has no effect while the target's is auto",
+            f"set models.target_model.dtype: {draft}, or remove the draft's dtype",
+            is_warning=True,
+        )
+    else:
+        yield Complaint(
+            path,
+            f"draft dtype '{draft}' is not the target's '{target}'; must be the same, since vLLM gives the draft the target's",
+            "remove models.draft_model.dtype",
+        )
+
+
+def _schedule(settings: Settings) -> Iterator[Complaint]:
+    spec, path = settings.speculative_decoding, (_SPEC, "schedule")
+    if spec.schedule is not None and spec.max_batch_size is not None:
+        yield Complaint(
+            (_SPEC, "max_batch_size"), "'schedule' and 'max_batch_size' are both set; keep one, the schedule says more"
+        )
+    end = settings.engine.max_num_seqs
+    if spec.max_batch_size is not None and end is not None and spec.max_batch_size > end:
+        yield Complaint(
+            (_SPEC, "max_batch_size"),
+            f"'max_batch_size' is {spec.max_batch_size}; no step holds more than engine.max_num_seqs ({end})",
+            f"set max_batch_size below {end}, or remove it to speculate always",
+        )
+    if spec.schedule is None:
+        return
+    if not spec.schedule:
+        yield Complaint(
+            path, "'schedule' is empty; must have rows [first, last, tokens]", "remove it to speculate always"
+        )
+        return
+    last, limit = 0, spec.num_speculative_tokens
+    for i, (first, final, tokens) in enumerate(spec.schedule):
+        row = f"row [{first}, {final}, {tokens}]"
+        if first != last + 1:
+            yield Complaint(
+                (*path, i),
+                f"{row} of 'schedule' starts at {first}; must start at {last + 1}, right after the row before",
+            )
+        if final < first:
+            yield Complaint((*path, i), f"{row} of 'schedule' ends before it starts; must be [first, last, tokens]")
+        if not 0 <= tokens <= spec.num_speculative_tokens:
+            yield Complaint(
+                (*path, i),
+                f"{row} of 'schedule' asks for {tokens} tokens; must be 0 to num_speculative_tokens ({limit})",
+            )
+        last = max(last, final)

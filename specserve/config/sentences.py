@@ -1,0 +1,110 @@
+"""pydantic's errors as sentences a user can act on."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic_core import ErrorDetails
+
+from specserve.config.document import KeyPath, dotted
+from specserve.config.schema import Settings
+
+_KINDS = {
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "a mapping of keys to values",
+    "model_type": "a section with keys of its own",
+    "model_attributes_type": "a section with keys of its own",
+}
+_BOUNDS = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", "less_than_equal": "le"}
+_SIGNS = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
+
+
+def sentence(path: KeyPath, error: ErrorDetails) -> tuple[str, str | None]:
+    """(sentence, fix) for one error of pydantic; never shows the value of a secret."""
+    key, kind, context = dotted(path), error["type"], error.get("ctx", {})
+    if kind == "missing":
+        return f"'{key}' is missing; must be set", f"add '{path[-1]}' to '{dotted(path[:-1]) or 'the file'}'"
+    if kind in ("literal_error", "union_tag_invalid"):
+        return _choice(key, error, context)
+    if kind == "union_tag_not_found":
+        return f"'{key}' has no 'type'; must be one of alertmanager, webhook, slack", f"add 'type:' to '{key}'"
+    shown = _shown(error.get("input"))
+    if kind in _BOUNDS:
+        bound = _BOUNDS[kind]
+        return f"'{key}' is {shown}; must be {_SIGNS[bound]} {context[bound]}", None
+    if kind in ("missing_argument", "too_short", "too_long"):
+        return (
+            f"'{key}' has the wrong number of items; must have {context.get('min_length', 'as many as documented')}",
+            None,
+        )
+    if kind == "string_too_short":
+        return f"'{key}' is empty; must be set", None
+    if kind in _KINDS:
+        return f"'{key}' is {shown}; must be {_KINDS[kind]}", _example(path, kind)
+    message = str(context.get("error") or error["msg"]).removeprefix("Value error, ")
+    return f"'{key}': {message}", None
+
+
+def _choice(key: str, error: ErrorDetails, context: Mapping[str, Any]) -> tuple[str, str | None]:
+    expected = str(context.get("expected") or context.get("expected_tags")).replace("'", "").replace(" or ", ", ")
+    choices = [c.strip() for c in expected.split(",")]
+    given = error.get("input")
+    value = given.get("type") if isinstance(given, dict) else given
+    near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.6)
+    return (
+        f"'{key}' is {_shown(value)}; must be {'one of ' if len(choices) > 1 else ''}{', '.join(choices)}",
+        f"did you mean '{near[0]}'?" if near else None,
+    )
+
+
+def _shown(value: Any) -> str:
+    """A value as it may be shown: short, and only what is surely no secret."""
+    if value is None:
+        return "empty"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return "a list"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _example(path: KeyPath, kind: str) -> str | None:
+    if kind in ("model_type", "model_attributes_type"):
+        return f"write its keys below '{path[-1]}:', one level further in" if path else None
+    return None
+
+
+def known_keys(path: KeyPath) -> list[str]:
+    """The keys that the schema knows at a path, sorted; empty where any key goes."""
+    node: Mapping[str, Any] = Settings.model_json_schema()
+    definitions = node["$defs"]
+    for part in path:
+        node = _resolve(
+            node.get("items", {}) if isinstance(part, int) else node.get("properties", {}).get(part, {}), definitions
+        )
+    names = set(node.get("properties", {}))
+    for option in node.get("oneOf", []):
+        names |= set(_resolve(option, definitions).get("properties", {}))
+    return sorted(names)
+
+
+def _resolve(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
+    for option in [node, *node.get("anyOf", [])]:
+        if "$ref" in option:
+            return dict(definitions[option["$ref"].rsplit("/", 1)[-1]])
+    return node
