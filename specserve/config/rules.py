@@ -82,7 +82,8 @@ def _engine(settings: Settings) -> Iterator[Complaint]:
     if engine.max_num_seqs and engine.max_num_batched_tokens and engine.max_num_batched_tokens < engine.max_num_seqs:
         yield Complaint(
             ("engine", "max_num_batched_tokens"),
-            f"'max_num_batched_tokens' is {engine.max_num_batched_tokens}; must be at least max_num_seqs ({engine.max_num_seqs})",
+            f"'max_num_batched_tokens' is {engine.max_num_batched_tokens}; must be at least max_num_seqs "
+            f"({engine.max_num_seqs})",
         )
 
 
@@ -91,7 +92,8 @@ def _alerts(settings: Settings) -> Iterator[Complaint]:
     if rate.resolve_above < rate.fire_below:
         yield Complaint(
             ("alerts", "acceptance_rate", "resolve_above"),
-            f"'resolve_above' is {rate.resolve_above}; must be at least 'fire_below' ({rate.fire_below}), or it would flap",
+            f"'resolve_above' is {rate.resolve_above}; must be at least 'fire_below' ({rate.fire_below}), "
+            "or it would flap",
         )
     for i, receiver in enumerate(settings.alerts.notify):
         if receiver.type == "slack" and receiver.url is None:
@@ -168,10 +170,8 @@ def _draft(settings: Settings) -> Iterator[Complaint]:
 
 
 def _draft_dtype(settings: Settings) -> Iterator[Complaint]:
-    target, draft = (
-        settings.models.target_model.dtype,
-        settings.models.draft_model and settings.models.draft_model.dtype,
-    )
+    target: str = settings.models.target_model.dtype
+    draft: str | None = settings.models.draft_model.dtype if settings.models.draft_model else None
     if draft is None or draft == "auto" or _SAME_DTYPE.get(draft, draft) == _SAME_DTYPE.get(target, target):
         return
     path: KeyPath = ("models", "draft_model", "dtype")
@@ -185,7 +185,8 @@ def _draft_dtype(settings: Settings) -> Iterator[Complaint]:
     else:
         yield Complaint(
             path,
-            f"draft dtype '{draft}' is not the target's '{target}'; must be the same, since vLLM gives the draft the target's",
+            f"draft dtype '{draft}' is not the target's '{target}'; must be the same, "
+            "since vLLM gives the draft the target's",
             "remove models.draft_model.dtype",
         )
 

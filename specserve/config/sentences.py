@@ -27,6 +27,7 @@ _KINDS = {
     "model_type": "a section with keys of its own",
     "model_attributes_type": "a section with keys of its own",
 }
+_SECRET_WORDS = ("notify", "key", "token", "secret")
 _BOUNDS = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", "less_than_equal": "le"}
 _SIGNS = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
 
@@ -37,40 +38,36 @@ def sentence(path: KeyPath, error: ErrorDetails) -> tuple[str, str | None]:
     if kind == "missing":
         return f"'{key}' is missing; must be set", f"add '{path[-1]}' to '{dotted(path[:-1]) or 'the file'}'"
     if kind in ("literal_error", "union_tag_invalid"):
-        return _choice(key, error, context)
+        return _choice(path, error, context)
     if kind == "union_tag_not_found":
         return f"'{key}' has no 'type'; must be one of alertmanager, webhook, slack", f"add 'type:' to '{key}'"
-    shown = _shown(error.get("input"))
-    if kind in _BOUNDS:
-        bound = _BOUNDS[kind]
-        return f"'{key}' is {shown}; must be {_SIGNS[bound]} {context[bound]}", None
-    if kind in ("missing_argument", "too_short", "too_long"):
-        return (
-            f"'{key}' has the wrong number of items; must have {context.get('min_length', 'as many as documented')}",
-            None,
-        )
-    if kind == "string_too_short":
-        return f"'{key}' is empty; must be set", None
+    shown = _shown(path, error.get("input"))
     if kind in _KINDS:
         return f"'{key}' is {shown}; must be {_KINDS[kind]}", _example(path, kind)
-    message = str(context.get("error") or error["msg"]).removeprefix("Value error, ")
-    return f"'{key}': {message}", None
+    if kind in _BOUNDS:
+        bound = _BOUNDS[kind]
+        message = f"'{key}' is {shown}; must be {_SIGNS[bound]} {context[bound]}"
+    elif kind == "string_too_short":
+        message = f"'{key}' is empty; must be set"
+    else:
+        message = f"'{key}' is {shown}: " + str(context.get("error") or error["msg"]).removeprefix("Value error, ")
+    return message, None
 
 
-def _choice(key: str, error: ErrorDetails, context: Mapping[str, Any]) -> tuple[str, str | None]:
+def _choice(path: KeyPath, error: ErrorDetails, context: Mapping[str, Any]) -> tuple[str, str | None]:
     expected = str(context.get("expected") or context.get("expected_tags")).replace("'", "").replace(" or ", ", ")
     choices = [c.strip() for c in expected.split(",")]
     given = error.get("input")
     value = given.get("type") if isinstance(given, dict) else given
     near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.6)
     return (
-        f"'{key}' is {_shown(value)}; must be {'one of ' if len(choices) > 1 else ''}{', '.join(choices)}",
+        f"'{dotted(path)}' is {_shown(path, value)}; must be {'one of ' if len(choices) > 1 else ''}{', '.join(choices)}",
         f"did you mean '{near[0]}'?" if near else None,
     )
 
 
-def _shown(value: Any) -> str:
-    """A value as it may be shown: short, and only what is surely no secret."""
+def _shown(path: KeyPath, value: Any) -> str:
+    """A value as it may be shown: short, and never where a secret may stand."""
     if value is None:
         return "empty"
     if isinstance(value, bool):
@@ -79,6 +76,8 @@ def _shown(value: Any) -> str:
         return "a mapping"
     if isinstance(value, list | tuple):
         return "a list"
+    if isinstance(value, str) and any(word in str(part) for part in path for word in _SECRET_WORDS):
+        return "a text"
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
