@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -22,11 +22,12 @@ MAX_LINES = 200_000
 
 Role = Literal["gauge", "counter", "position", "reason", "bucket", "sum", "count", "http", "start", "cache"]
 
+_OLD = "old:"
 _GAUGES = {
     "vllm:num_requests_running": "running",
     "vllm:num_requests_waiting": "waiting",
     "vllm:kv_cache_usage_perc": "kv_cache_usage_ratio",
-    "vllm:gpu_cache_usage_perc": "kv_cache_usage_ratio",  # to 0.12
+    "vllm:gpu_cache_usage_perc": _OLD + "kv_cache_usage_ratio",  # to 0.11
 }
 _COUNTERS = {
     "vllm:spec_decode_num_drafts_total": "drafts",
@@ -36,15 +37,15 @@ _COUNTERS = {
     "vllm:prompt_tokens_total": "prompt_tokens",
     "vllm:num_preemptions_total": "preemptions",
     "vllm:prefix_cache_queries_total": "prefix_cache_queries",
-    "vllm:gpu_prefix_cache_queries_total": "prefix_cache_queries",  # to 0.12
     "vllm:prefix_cache_hits_total": "prefix_cache_hits",
-    "vllm:gpu_prefix_cache_hits_total": "prefix_cache_hits",  # to 0.12
+    "vllm:gpu_prefix_cache_queries_total": _OLD + "prefix_cache_queries",  # to 0.11
+    "vllm:gpu_prefix_cache_hits_total": _OLD + "prefix_cache_hits",  # to 0.11
 }
 _HISTOGRAMS = {
     "vllm:time_to_first_token_seconds": "time_to_first_token",
     "vllm:request_time_per_output_token_seconds": "time_per_output_token",
     "vllm:inter_token_latency_seconds": "inter_token_latency",
-    "vllm:time_per_output_token_seconds": "inter_token_latency",  # to 0.12: the same gaps under the other name
+    "vllm:time_per_output_token_seconds": _OLD + "inter_token_latency",  # to 0.12: the same gaps, badly named
     "vllm:e2e_request_latency_seconds": "request_latency",
     "vllm:request_queue_time_seconds": "queue_time",
 }
@@ -64,7 +65,8 @@ NAMES: Mapping[str, tuple[Role, str]] = {
     **{f"{name}_count": ("count", to) for name, to in _HISTOGRAMS.items()},
     **_OTHERS,
 }
-"""Name on the wire -> what it is here. Several names of one thing: the text of one version holds one of them."""
+"""Name on the wire -> what it is here. An engine that reports a thing under both names (0.9.2 to 0.12 do) counts
+once, under the new one."""
 
 
 class MetricsError(SpecserveError):
@@ -181,6 +183,12 @@ class _Draft:
         )
         histograms = {n: h for n, b in self.buckets.items() if (h := _histogram(b, self.sums.get(n))) is not None}
         return EngineSample(engine, model_name, self.values, positions, self.finished or None, histograms)
+
+
+def _settle(found: dict[str, Any]) -> None:
+    """Give what came under an old name its present one, unless that was reported too."""
+    for old in [name for name in found if name.startswith(_OLD)]:
+        found.setdefault(old.removeprefix(_OLD), found.pop(old))
 
 
 def _histogram(buckets: Mapping[float, float], total: float | None) -> Histogram | None:
