@@ -40,7 +40,7 @@ its one first their has after two who they her she been other when time during t
 years over only some most later between world state river city house water people under system number made
 where both many work used early being known while three through part until name south north line area family
 group against second long since university film song team year game season war member high century street
-""".split()
+""".split()  # noqa: SIM905
 STUBBORN = """
 import signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
