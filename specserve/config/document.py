@@ -155,7 +155,9 @@ class _Walk:
     def value(self, node: yaml.Node, path: KeyPath) -> Any:
         self.count += 1
         if self.count > MAX_VALUES or len(path) > MAX_DEPTH:
-            raise ConfigError("expands to too many or too deeply nested values", where=self.doc.place(path))
+            raise ConfigError(
+                "expands to too many or too deeply nested values; must be a config file", where=self.doc.place(path)
+            )
         if isinstance(node, yaml.MappingNode):
             return self.mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
@@ -198,8 +200,9 @@ class _Walk:
                     fix=f"export {name}=..., or write ${{{name}:-default}}",
                 )
             return expanded
-        if not node.tag.startswith("tag:yaml.org,2002:") or node.tag.endswith((":binary", ":python")):
-            self.problem(node, f"'{dotted(path)}' has the YAML tag '{node.tag}'; must be a plain value")
+        if node.tag.removeprefix("tag:yaml.org,2002:") not in ("int", "float", "bool", "null"):
+            tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+            self.problem(node, f"'{dotted(path)}' has the YAML tag '{tag}'; must be a plain value")
             return None
         self.doc.written[path] = text
         try:

@@ -24,7 +24,7 @@ TODAY: Mapping[str, str] = {
     "disable_by_batch_size": f"write '{_SPEC}.max_batch_size'",
     "speculative_disable_mqa_scorer": "remove it: there is no such scorer any more",
     "disable_mqa_scorer": "remove it: there is no such scorer any more",
-    "speculative_config": f"write the sections '{_SPEC}' and '{_DRAFT}'",
+    "speculative_config": f"write the keys of '{_SPEC}' and '{_DRAFT}'",
     "speculative_method": f"write '{_SPEC}.method'",
     "num_speculative_tokens_per_batch_size": f"write '{_SPEC}.schedule'",
     "ngram_prompt_lookup_max": f"write '{_SPEC}.prompt_lookup_max'",
@@ -114,5 +114,5 @@ def in_extra_args(extra_args: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         name = normal(key)
         if name in OWN_FLAGS:
             yield key, f"vLLM's '--{name.replace('_', '-')}' has a key of its own; write '{OWN_FLAGS[name]}'"
-        elif name in TODAY and name not in ("num_lookahead_slots",):
-            yield key, f"'{key}' is not a flag of today's vLLM, or is set elsewhere; {TODAY[name]}"
+        elif name in TODAY:
+            yield key, f"'{key}' does not belong here; {TODAY[name]}"

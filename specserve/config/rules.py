@@ -69,9 +69,9 @@ def _server(settings: Settings) -> Iterator[Complaint]:
         yield Complaint(("server", "tls"), f"'server.tls.{missing}' is missing; TLS needs certificate and key")
     if settings.sidecar.enabled and settings.sidecar.port == server.port:
         yield Complaint(
-            ("sidecar", "port"),
-            f"'sidecar.port' is {server.port}, the port of the server; must be another",
-            "set sidecar.port: 9400",
+            ("server", "port"),
+            f"'server.port' is {server.port}, and so is 'sidecar.port'; must be two ports",
+            "set sidecar.port to another port",
         )
 
 

@@ -35,8 +35,11 @@ _SIGNS = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most
 def sentence(path: KeyPath, error: ErrorDetails) -> tuple[str, str | None]:
     """(sentence, fix) for one error of pydantic; never shows the value of a secret."""
     key, kind, context = dotted(path), error["type"], error.get("ctx", {})
+    if kind == "missing" and isinstance(path[-1], int):
+        return f"'{dotted(path[:-1])}' has too few items; must be [first, last, tokens]", None
     if kind == "missing":
-        return f"'{key}' is missing; must be set", f"add '{path[-1]}' to '{dotted(path[:-1]) or 'the file'}'"
+        parent = dotted(path[:-1])
+        return f"'{key}' is missing; must be set", f"add '{path[-1]}:' to {repr(parent) if parent else 'the file'}"
     if kind in ("literal_error", "union_tag_invalid"):
         return _choice(path, error, context)
     if kind == "union_tag_not_found":
@@ -50,18 +53,32 @@ def sentence(path: KeyPath, error: ErrorDetails) -> tuple[str, str | None]:
     elif kind == "string_too_short":
         message = f"'{key}' is empty; must be set"
     else:
-        message = f"'{key}' is {shown}: " + str(context.get("error") or error["msg"]).removeprefix("Value error, ")
-    return message, None
+        message = f"'{key}': " + str(context.get("error") or error["msg"]).removeprefix("Value error, ")
+    return message, _share(error.get("input")) if key.endswith(("utilization", "ratio", "below", "above")) else None
+
+
+def _share(value: Any) -> str | None:
+    """What a percentage is as a share of one; None where the value can be none.
+
+    >>> _share(90)
+    'write 0.9 for 90 %'
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool) and 1 < value <= 100:
+        return f"write {value / 100:g} for {value:g} %"
+    return None
 
 
 def _choice(path: KeyPath, error: ErrorDetails, context: Mapping[str, Any]) -> tuple[str, str | None]:
     expected = str(context.get("expected") or context.get("expected_tags")).replace("'", "").replace(" or ", ", ")
     choices = [c.strip() for c in expected.split(",")]
     given = error.get("input")
-    value = given.get("type") if isinstance(given, dict) else given
+    is_tag = error["type"] == "union_tag_invalid"
+    value = given.get("type") if is_tag and isinstance(given, dict) else given
+    key = dotted((*path, "type") if is_tag else path)
     near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.6)
+    must = f"{'one of ' if len(choices) > 1 else ''}{', '.join(choices)}"
     return (
-        f"'{dotted(path)}' is {_shown(path, value)}; must be {'one of ' if len(choices) > 1 else ''}{', '.join(choices)}",
+        f"'{key}' is {_shown(() if is_tag else path, value)}; must be {must}",
         f"did you mean '{near[0]}'?" if near else None,
     )
 
@@ -83,9 +100,11 @@ def _shown(path: KeyPath, value: Any) -> str:
 
 
 def _example(path: KeyPath, kind: str) -> str | None:
-    if kind in ("model_type", "model_attributes_type"):
-        return f"write its keys below '{path[-1]}:', one level further in" if path else None
-    return None
+    if kind not in ("model_type", "model_attributes_type") or not path:
+        return None
+    if isinstance(path[-1], int):
+        return "write its keys after the dash, e.g. '- type: webhook'"
+    return f"write its keys below '{path[-1]}:', one level further in"
 
 
 def known_keys(path: KeyPath) -> list[str]:

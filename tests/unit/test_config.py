@@ -1,0 +1,239 @@
+"""The config file: precedence, places, secrets, and every mistake with its exact sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from specserve.config.load import Loaded, load
+from specserve.config.schema import Settings
+from specserve.config.show import rows
+from specserve.errors import ConfigError, Problem
+
+DATA = Path(__file__).parent.parent / "data" / "configs"
+BAD = sorted((DATA / "bad").glob("*.yaml"))
+GUIDE = DATA / "good" / "field-guide.yaml"
+
+NGRAM = "models:\n  target_model:\n    path: /m/target\nspeculative_decoding:\n  method: ngram\n"
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "config.yaml"
+    path.write_text(text)
+    return path
+
+
+def load_text(folder: Path, text: str, *overrides: str, **environ: str) -> Loaded:
+    return load(write(folder, text), environ=environ, overrides=overrides)
+
+
+@pytest.mark.parametrize("path", BAD, ids=lambda p: p.stem)
+def test_each_mistake_has_its_sentence(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file with one mistake is refused with exactly the text beside it."""
+    monkeypatch.chdir(path.parent)
+    with pytest.raises(ConfigError) as caught:
+        load(Path(path.name), environ={})
+    assert str(caught.value) + "\n" == path.with_suffix(".err").read_text()
+    assert caught.value.exit_code == 2
+
+
+def test_there_are_many_mistakes() -> None:
+    """The list of mistakes stays long enough to mean something."""
+    assert len(BAD) >= 40
+
+
+def test_the_guides_file_works_unchanged() -> None:
+    """The file that people copy from the guide loads, with one warning about the draft's TP."""
+    loaded = load(GUIDE, environ={})
+    assert loaded.settings.method == "draft_model"
+    assert loaded.settings.server.port == 8080
+    assert [w.message for w in loaded.warnings] == [
+        "vLLM runs a draft model at the target's TP only; the draft runs at TP 2, not 1"
+    ]
+
+
+def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path) -> None:
+    """Each level overrides the one below, and the source says which one won."""
+    text = NGRAM + "server:\n  port: 1001\n  host: localhost\nsidecar:\n  port: 1004\n"
+    loaded = load_text(
+        tmp_path,
+        text,
+        "server.port=1003",
+        SPECSERVE_SERVER__PORT="1002",
+        SPECSERVE_SIDECAR__PORT="1005",
+        SPECSERVE_ENGINE__EXTRA_ARGS="{max-logprobs: 5}",
+    )
+    assert (loaded.settings.server.port, loaded.settings.sidecar.port) == (1003, 1005)
+    assert loaded.settings.engine.extra_args == {"max-logprobs": 5}
+    assert loaded.sources["server.port"] == "--set server.port"
+    assert loaded.sources["sidecar.port"] == "environment SPECSERVE_SIDECAR__PORT"
+    assert loaded.sources["server.host"] == f"{tmp_path / 'config.yaml'}:8"
+    assert "engine.max_num_seqs" not in loaded.sources
+
+
+def test_text_stays_as_it_was_written(tmp_path: Path) -> None:
+    """A revision or name that YAML reads as a number keeps its digits."""
+    text = "models:\n  target_model:\n    path: 7\n    revision: 0123\nspeculative_decoding:\n  method: ngram\n"
+    loaded = load_text(tmp_path, text, "server.served_model_name=1.10", "engine.env.FLAG=true")
+    target = loaded.settings.models.target_model
+    assert (target.path, target.revision) == ("7", "0123")
+    assert loaded.settings.server.served_model_name == "1.10"
+    assert loaded.settings.engine.env == {"FLAG": "true"}
+
+
+def test_variables_come_from_the_environment(tmp_path: Path) -> None:
+    """${VAR}, ${VAR:-default} and $$ are expanded in values, numbers included."""
+    text = (
+        "models:\n  target_model:\n    path: ${ROOT}/t\n    revision: ${REV:-main}\n"
+        "server:\n  port: ${PORT}\n  served_model_name: a$$b\nspeculative_decoding:\n  method: ngram\n"
+    )
+    loaded = load_text(tmp_path, text, ROOT="/data", PORT="8123")
+    assert loaded.settings.models.target_model.path == "/data/t"
+    assert loaded.settings.models.target_model.revision == "main"
+    assert (loaded.settings.server.port, loaded.settings.server.served_model_name) == (8123, "a$b")
+
+
+def test_environment_of_a_kubernetes_service_is_no_config(tmp_path: Path) -> None:
+    """The variables that Kubernetes sets for a Service named specserve neither fail nor warn."""
+    loaded = load_text(
+        tmp_path,
+        NGRAM,
+        SPECSERVE_PORT="tcp://10.0.0.1:8000",
+        SPECSERVE_SERVICE_HOST="10.0.0.1",
+        SPECSERVE_SERVICE_PORT_HTTP="8000",
+        SPECSERVE_PORT_8000_TCP_ADDR="10.0.0.1",
+    )
+    assert loaded.warnings == ()
+
+
+def test_a_variable_with_one_underscore_is_named(tmp_path: Path) -> None:
+    """A name that was meant as a key but cannot be one is warned about, not silently ignored."""
+    loaded = load_text(tmp_path, NGRAM, SPECSERVE_SERVER_HOST="x")
+    assert [w.where for w in loaded.warnings] == ["environment SPECSERVE_SERVER_HOST"]
+
+
+def test_bad_environment_and_flags_name_themselves(tmp_path: Path) -> None:
+    """An error from the environment or a flag points there, not into the file."""
+    with pytest.raises(ConfigError) as caught:
+        load_text(tmp_path, NGRAM, "server.port=x", "nonsense", "engine.env={", SPECSERVE_SERVER__PROT="1")
+    assert [(p.where, p.message.split(";")[0]) for p in caught.value.problems] == [
+        ("--set nonsense", "is not KEY=VALUE"),
+        ("--set engine.env", "has a value that is not valid YAML"),
+        ("--set server.port", "'server.port' is 'x'"),
+        ("environment SPECSERVE_SERVER__PROT", "unknown key 'server.prot'"),
+    ]
+
+
+def test_secrets_come_from_files_and_are_never_shown(tmp_path: Path) -> None:
+    """A *_file is read into its secret; show and repr say *** only."""
+    (tmp_path / "key").write_text("tops3cret\n")
+    (tmp_path / "hook").write_text("http://127.0.0.1/hook-s3cret")
+    text = NGRAM + (
+        f"server:\n  host: 0.0.0.0\n  api_key_file: {tmp_path}/key\n"
+        f"alerts:\n  notify:\n    - type: slack\n      url_file: {tmp_path}/hook\n"
+    )
+    loaded = load_text(tmp_path, text)
+    assert loaded.settings.server.api_key is not None
+    assert loaded.settings.server.api_key.get_secret_value() == "tops3cret"
+    assert sorted(loaded.secrets()) == ["http://127.0.0.1/hook-s3cret", "tops3cret"]
+    shown = {r.key: r.value for r in rows(loaded)}
+    assert shown["server.api_key"] == "***"
+    assert shown["alerts.notify[0].url"] == "***"
+    assert "s3cret" not in repr(loaded) + json.dumps(shown)
+
+
+def test_a_secret_given_twice_is_refused(tmp_path: Path) -> None:
+    """A secret and its file together are two truths."""
+    (tmp_path / "key").write_text("k")
+    with pytest.raises(ConfigError, match=r"both 'server\.api_key' and 'server\.api_key_file' are set"):
+        load_text(tmp_path, NGRAM + f"server:\n  api_key: abc\n  api_key_file: {tmp_path}/key\n")
+
+
+def test_target_alone_from_the_same_file() -> None:
+    """enabled: false serves the target, whatever the speculative section says."""
+    loaded = load(GUIDE, environ={}, overrides=["speculative_decoding.enabled=false"])
+    assert loaded.settings.method is None
+    assert not loaded.settings.uses_draft_model
+    assert loaded.warnings == ()
+
+
+def test_every_key_is_described() -> None:
+    """The schema says what each key means."""
+    schema = Settings.model_json_schema()
+    for name, section in [("Settings", schema), *schema["$defs"].items()]:
+        for key, value in section.get("properties", {}).items():
+            described = schema["$defs"][value["$ref"].rsplit("/", 1)[-1]] if "$ref" in value else value
+            assert key == "type" or described.get("description"), f"{name}.{key}"
+
+
+def test_show_marks_defaults_and_sources() -> None:
+    """Rows tell what nobody set from what the file set."""
+    by_key = {r.key: r for r in rows(load(GUIDE, environ={}))}
+    assert by_key["server.host"].is_default
+    assert by_key["server.port"].source == f"{GUIDE}:2"
+
+
+def test_missing_file_and_folder(tmp_path: Path) -> None:
+    """A path that is no file is an error of configuration, not a traceback."""
+    with pytest.raises(ConfigError, match="no such file"):
+        load(tmp_path / "absent.yaml", environ={})
+    with pytest.raises(ConfigError, match="is a folder"):
+        load(tmp_path, environ={})
+
+
+def test_huge_and_binary_files_are_refused(tmp_path: Path) -> None:
+    """What is no text, or far too large, is refused before it is parsed."""
+    path = tmp_path / "x.yaml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="is not UTF-8"):
+        load(path, environ={})
+    path.write_bytes(b"a" * (1024 * 1024 + 1))
+    with pytest.raises(ConfigError, match="is larger than"):
+        load(path, environ={})
+
+
+def settings_or_problems(path: Path) -> Settings | list[Problem]:
+    try:
+        return load(path, environ={}).settings
+    except ConfigError as error:
+        return error.problems
+
+
+SECTION_KEYS = ["server", "models", "target_model", "draft_model", "path", "port", "engine", "env", "alerts", "notify"]
+SCALARS = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(["${X}", "ngram"])
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(SECTION_KEYS) | st.text(max_size=4), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(value=VALUES)
+def test_any_yaml_is_settings_or_an_error_with_a_place(tmp_path: Path, value: object) -> None:
+    """Whatever a YAML file holds, the answer is Settings or a ConfigError whose problems have a place."""
+    path = tmp_path / "any.yaml"
+    path.write_text(yaml.safe_dump(value, allow_unicode=True), encoding="utf-8")
+    outcome = settings_or_problems(path)
+    assert isinstance(outcome, Settings) or (outcome and all(p.where and p.message for p in outcome))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text(alphabet=st.sampled_from("ab:-[]{}&*!|>'\"%@`#,?\n\t 0~."), max_size=60))
+def test_any_text_is_settings_or_an_error_with_a_place(tmp_path: Path, text: str) -> None:
+    """Text that is hardly YAML gives a ConfigError with a place, never another exception."""
+    path = tmp_path / "any.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load(path, environ={})
+    assert all(p.where for p in caught.value.problems)
