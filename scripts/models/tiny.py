@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging
 
 from models import text
 
@@ -87,6 +88,7 @@ def train_model(recipe: Recipe, ids: torch.Tensor) -> LlamaForCausalLM:
 
 def build(recipe: Recipe, folder: Path) -> None:
     """Write one model with its tokenizer into an empty folder."""
+    logging.disable_progress_bar()
     torch.set_num_threads(2)
     torch.use_deterministic_algorithms(True)
     corpus = text.train(DOCUMENTS)
