@@ -6,11 +6,13 @@ name is a config error. What each alert measures is in ``alert/builtin.py``; doc
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
+from specserve import families
 from specserve.config.base import Positive, Ratio, Seconds, Section
 
 Severity = Literal["critical", "warning", "info"]
@@ -92,11 +94,14 @@ def _switch(wait: float, what: str, keep: float = 30) -> Any:
 class Rules(Section):
     """The other built-in alerts. A key that is not given keeps the default of that alert."""
 
-    AcceptanceDrift: Below = _below(0.8, 0.9, 600, "Acceptance rate as part of the server's own baseline.", 5000)
+    AcceptanceDrift: Below = _below(-0.1, -0.05, 600, "Acceptance rate minus the server's own baseline.", 5000)
     AcceptanceCollapsed: Below = _below(0.08, 0.2, 60, "Acceptance rate at position 0.", 200)
-    DraftPositionsWasted: Below = _below(0.1, 0.15, 1800, "Acceptance rate at the last drafted position.", 2000)
-    SpeculationInactive: Below = _below(0.001, 0.01, 300, "Draft tokens per output token, speculation on.", 1000)
-    BelowBreakEven: Below = _below(1.0, 1.05, 600, "Estimated speedup; needs a benchmark profile.", 1000)
+    AcceptanceSpread: Above = _above(0.25, 0.15, 600, "Highest minus lowest acceptance rate of the engines.", 5000)
+    AcceptanceLengthLow: Below = _below(None, None, 600, "Mean acceptance length in tokens; off unless set.", 200)
+    DraftHeadIneffective: Below = _below(0.2, None, 0, "Acceptance at position 0 on the repetitive start-up canary.")
+    DraftPositionsWasted: Below = _below(0.1, 0.15, 1800, "Acceptance rate at the last drafted position.", 1000)
+    SpeculationInactive: Below = _below(1, None, 300, "Draft tokens in 5 minutes, with speculation configured.", 1000)
+    BelowBreakEven: Below = _below(0, 0.02, 600, "Acceptance rate minus break-even; needs a benchmark profile.", 1000)
     EngineDown: Timing = _switch(15, "The engine does not answer.")
     EngineStalled: Timing = _switch(0, "Work is running and nothing progresses.")
     EngineStarved: Timing = _switch(60, "Requests wait and none runs.")
@@ -105,14 +110,15 @@ class Rules(Section):
     KVCachePressure: Above = _above(0.95, 0.85, 300, "Part of the KV cache in use.")
     LatencySLOTTFT: Above = _above(None, None, 300, "P90 of the time to first token in seconds; off unless set.", 50)
     LatencySLOTPOT: Above = _above(None, None, 300, "P90 of the time per output token in seconds; off unless set.", 50)
-    ErrorShareHigh: Above = _above(0.05, 0.02, 120, "Part of the requests that ended in a 5xx.", 20)
-    PrefixHitDrop: Below = _below(0.5, 0.7, 600, "Prefix-cache hit ratio of 5 minutes as part of 30 minutes'.", 5000)
-    LengthFinishJump: Above = _above(0.3, 0.15, 600, "Rise of the share of requests cut at max_tokens.", 50)
+    ErrorShareHigh: Above = _above(0.05, 0.02, 120, "Part of the answers that are 5xx.", 20)
+    PrefixHitDrop: Below = _below(-0.2, -0.1, 600, "Prefix-cache hit ratio minus the server's own baseline.", 50)
+    LengthFinishJump: Above = _above(0.3, 0.15, 600, "Share of answers cut at max_tokens minus own baseline.", 50)
+    SidecarAbsent: Timing = _switch(300, "No sidecar reports; Prometheus only.")
     GPUTemperatureHigh: Above = _above(88, 83, 120, "GPU temperature in degrees Celsius.")
     GPUMemoryHigh: Above = _above(0.985, 0.97, 300, "Part of the GPU memory in use.")
     GPUPowerHigh: Above = _above(None, None, 300, "GPU power as part of its limit; off unless set.")
-    GPUThrottled: Timing = _switch(120, "The GPU lowers its clock because of heat or a power brake.")
-    GPUECCErrors: Timing = _switch(0, "Uncorrected ECC errors since the sidecar started.", 600)
+    GPUThrottled: Timing = _switch(120, "The GPU holds its clocks down because of heat or a hardware fault.")
+    GPUECCErrors: Timing = _switch(0, "Uncorrected ECC errors since the driver was loaded.")
 
     @field_validator("*", mode="before")
     @classmethod
@@ -127,7 +133,7 @@ class CustomRule(Timing):
     """A rule of the user's over one exported number."""
 
     name: AlertName = Field(description="Name of the alert, in CapWords.")
-    metric: str = Field(description="A specserve_* family; `specserve alerts list --metrics` prints them.")
+    metric: str = Field(description="A specserve_* family; `specserve alerts metrics` prints them.")
     labels: dict[LabelName, str] = Field(
         default_factory=dict, description="Labels to match; one alert for each combination of the others."
     )
@@ -138,6 +144,18 @@ class CustomRule(Timing):
     severity: Severity = Field("warning", description="critical, warning or info.")
     summary: str = Field("", max_length=300, description="One sentence for the notification.")
     runbook_url: str | None = Field(None, description="Where to read on.")
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        family = families.FAMILIES.get(self.metric)
+        if family is None:
+            near = difflib.get_close_matches(self.metric, families.FAMILIES, n=1)
+            hint = f"; did you mean '{near[0]}'?" if near else "; `specserve alerts metrics` prints them"
+            raise ValueError(f"unknown metric '{self.metric}'{hint}")
+        if wrong := sorted(set(self.labels) - set(family.labels)):
+            has = ", ".join(family.labels) or "no labels"
+            raise ValueError(f"metric '{self.metric}' has no label '{wrong[0]}'; it has {has}")
+        return self
 
     @model_validator(mode="after")
     def _one_direction(self) -> Self:

@@ -1,0 +1,194 @@
+"""The built-in alerts as data (``builtin.yaml``), and the sidecar's rules made from them and the settings."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from string import Template
+from typing import Any, Literal
+
+import yaml
+from pydantic import TypeAdapter
+
+from specserve.alert.rules import Guard, Rule
+from specserve.config.alerting import AcceptanceRate, Above, Alerts, Below, CustomRule, Severity, Timing
+from specserve.config.base import Section
+from specserve.config.schema import Settings
+from specserve.families import FAMILIES, window_label
+
+
+class GuardText(Section):
+    """A guard as the table writes it."""
+
+    reading: str
+    at_least: float | None = None
+    at_most: float | None = None
+
+
+class Fleet(Section):
+    """The alert over a fleet: PromQL with ``$by`` and ``$window``."""
+
+    value: str
+    by: Literal["model", "instance"] = "instance"
+    window: str = "5m"
+    record: str | None = None
+    traffic: str | None = None
+    """The sample size, compared with min_samples."""
+    guard: str | None = None
+
+
+class Definition(Section):
+    """One built-in alert."""
+
+    name: str
+    severity: Severity
+    summary: str
+    causes: tuple[str, ...]
+    metric: str | None = None
+    """None: only Prometheus can see it."""
+    labels: Mapping[str, tuple[str, ...]] = {}
+    sample: str | None = None
+    guards: tuple[GuardText, ...] = ()
+    when_absent: float | None = None
+    inhibited_by: frozenset[str] = frozenset()
+    fleet: Fleet
+
+
+@functools.cache
+def definitions() -> tuple[Definition, ...]:
+    """Every built-in alert, in the order of the documentation."""
+    text = resources.files("specserve.alert").joinpath("builtin.yaml").read_text("utf-8")
+    return TypeAdapter(tuple[Definition, ...]).validate_python(yaml.safe_load(text))
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What the settings say about one alert, whatever its kind."""
+
+    timing: Timing
+    direction: Literal["below", "above"]
+    fire: float | None
+    """None: the alert is off until somebody sets it."""
+    resolve: float
+    min_samples: float
+
+    @property
+    def active(self) -> bool:
+        """Whether the alert can fire at all."""
+        return self.timing.enabled and self.fire is not None
+
+
+def thresholds(alerts: Alerts, name: str) -> Thresholds:
+    """The settings of one built-in alert. Those without a number watch something that is 0 while all is well."""
+    timing: Timing = alerts.acceptance_rate if name == "AcceptanceRateLow" else getattr(alerts.rules, name)
+    match timing:
+        case AcceptanceRate(fire_below=fire, resolve_above=resolve, min_draft_tokens=samples):
+            return Thresholds(timing, "below", fire, resolve, samples)
+        case Below(fire_below=fire, resolve_above=resolve, min_samples=samples):
+            return Thresholds(timing, "below", fire, _or(resolve, fire), samples)
+        case Above(fire_above=fire, resolve_below=resolve, min_samples=samples):
+            return Thresholds(timing, "above", fire, _or(resolve, fire), samples)
+        case _:
+            return Thresholds(timing, "above", 0.0, 0.0, 0.0)
+
+
+def _or(resolve: float | None, fire: float | None) -> float:
+    return resolve if resolve is not None else fire or 0.0
+
+
+def rules(settings: Settings) -> tuple[Rule, ...]:
+    """The rules of one server: the built-in ones that are switched on, then the user's own."""
+    alerts = settings.alerts
+    built_in = (_rule(definition, settings) for definition in definitions() if definition.metric)
+    return (*(rule for rule in built_in if rule), *map(_custom, (c for c in alerts.custom if c.enabled)))
+
+
+def windows(alerts: Alerts) -> frozenset[float]:
+    """Windows in seconds that the rules need beyond the sidecar's own."""
+    return frozenset({alerts.acceptance_rate.window_seconds})
+
+
+def _rule(definition: Definition, settings: Settings) -> Rule | None:
+    alerts = settings.alerts
+    limits = thresholds(alerts, definition.name)
+    if not limits.active or limits.fire is None or definition.metric is None:
+        return None
+    values = {
+        "acceptance_window": window_label(alerts.acceptance_rate.window_seconds),
+        "last_position": str(settings.speculative_decoding.num_speculative_tokens - 1),
+    }
+    return Rule(
+        definition.name,
+        definition.metric,
+        limits.direction,
+        limits.fire,
+        limits.resolve,
+        definition.severity,
+        definition.summary,
+        labels={name: tuple(fill(v, values) for v in wanted) for name, wanted in definition.labels.items()},
+        for_seconds=limits.timing.for_seconds,
+        keep_firing_for_seconds=limits.timing.keep_firing_for_seconds,
+        sample=fill(definition.sample, values) if definition.sample else None,
+        min_samples=limits.min_samples,
+        guards=tuple(_guards(definition, settings)),
+        when_absent=definition.when_absent,
+        inhibited_by=definition.inhibited_by,
+        runbook_url=runbook_url(alerts.runbook_base_url, definition.name),
+    )
+
+
+def _guards(definition: Definition, settings: Settings) -> Iterable[Guard]:
+    for guard in definition.guards:
+        yield Guard(guard.reading, guard.at_least, guard.at_most)
+    limit = largest_drafting_batch(settings)
+    if definition.name == "SpeculationInactive" and limit is not None:
+        # Above this batch size silence is what the config asks for.
+        yield Guard("specserve_requests_running", at_most=limit)
+
+
+def largest_drafting_batch(settings: Settings) -> int | None:
+    """The largest step batch that still speculates; None when every one does."""
+    spec = settings.speculative_decoding
+    if spec.schedule is not None:
+        return max((last for _, last, tokens in spec.schedule if tokens > 0), default=0)
+    return spec.max_batch_size
+
+
+def _custom(custom: CustomRule) -> Rule:
+    below = custom.fire_below is not None
+    fire = custom.fire_below if below else custom.fire_above
+    resolve = custom.resolve_above if below else custom.resolve_below
+    return Rule(
+        custom.name,
+        custom.metric,
+        "below" if below else "above",
+        fire or 0.0,
+        _or(resolve, fire),
+        custom.severity,
+        custom.summary or FAMILIES[custom.metric].help,
+        labels={name: (value,) for name, value in custom.labels.items()},
+        for_seconds=custom.for_seconds,
+        keep_firing_for_seconds=custom.keep_firing_for_seconds,
+        inhibited_by=frozenset({"EngineDown"}) - {custom.name},
+        runbook_url=custom.runbook_url,
+    )
+
+
+def fill(text: str, values: Mapping[str, Any]) -> str:
+    """A text of the table with its ``$names`` replaced.
+
+    >>> fill("rate(x[$window])", {"window": "5m"})
+    'rate(x[5m])'
+    """
+    return Template(text).substitute(values)
+
+
+def runbook_url(base_url: str, name: str) -> str:
+    """Where the page of an alert is.
+
+    >>> runbook_url("https://example.org/runbooks/", "EngineDown")
+    'https://example.org/runbooks/EngineDown.md'
+    """
+    return f"{base_url.rstrip('/')}/{name}.md"

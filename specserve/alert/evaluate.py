@@ -1,0 +1,141 @@
+"""A round of all rules: their memory, inhibition, and what receivers should hear."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from specserve.alert.rules import Instance, Labels, Observation, Reason, Rule, State, advance, observe
+from specserve.families import Readings, key
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """One alert as others see it: on /status, in metrics and in notifications."""
+
+    name: str
+    severity: str
+    state: State
+    reason: Reason
+    labels: Labels
+    """The instance's own labels (gpu, engine, window ...)."""
+    value: float | None
+    summary: str
+    description: str
+    runbook_url: str | None
+    started_at: float | None
+    """Unix seconds at which it began to fire; None before."""
+    ended_at: float | None = None
+    inhibited_by: str | None = None
+    """The firing alert that explains this one; it is then not sent."""
+
+    def as_dict(self) -> dict[str, object]:
+        """The JSON form."""
+        names = ("name", "severity", "value", "summary", "description", "runbook_url", "started_at", "ended_at")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "state": self.state.value,
+            "reason": self.reason.value,
+            "labels": dict(self.labels),
+            "inhibited_by": self.inhibited_by,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The outcome of one round."""
+
+    active: tuple[Alert, ...] = ()
+    """Pending and firing alerts, inhibited ones included."""
+    to_send: tuple[Alert, ...] = ()
+    """What receivers should know now: firing and not inhibited, or just resolved after having been announced."""
+
+
+@dataclass(slots=True)
+class _Tracked:
+    instance: Instance = field(default_factory=Instance)
+    started_at: float | None = None
+    announced: bool = False
+
+
+class Evaluator:
+    """The rules and the memory of their instances."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self.rules = tuple(rules)
+        self._tracked: dict[tuple[int, Labels], _Tracked] = {}
+
+    def evaluate(self, readings: Readings, *, now: float, at: float) -> Evaluation:
+        """One round. ``now`` is a monotonic clock in seconds, ``at`` the wall clock in Unix seconds."""
+        alerts: list[tuple[Alert, _Tracked]] = []
+        for number, rule in enumerate(self.rules):
+            observations = observe(rule, readings)
+            gone = [labels for n, labels in self._tracked if n == number and labels not in observations]
+            for labels, seen in [*observations.items(), *((labels, Observation(None)) for labels in gone)]:
+                tracked = self._tracked.setdefault((number, labels), _Tracked())
+                self._step(rule, tracked, seen, now, at)
+                if tracked.instance.state is State.INACTIVE:
+                    del self._tracked[number, labels]
+                else:
+                    alerts.append((_alert(rule, labels, tracked, at), tracked))
+        return _announce(alerts, {rule.name: rule.inhibited_by for rule in self.rules})
+
+    @staticmethod
+    def _step(rule: Rule, tracked: _Tracked, seen: Observation, now: float, at: float) -> None:
+        before = tracked.instance.state
+        tracked.instance = advance(rule, tracked.instance, seen, now)
+        if tracked.instance.state is State.FIRING and before is not State.FIRING:
+            tracked.started_at = at
+        if before is State.RESOLVED:
+            tracked.started_at, tracked.announced = (at if tracked.instance.state is State.FIRING else None), False
+
+    def readings(self, evaluation: Evaluation) -> dict[str, float]:
+        """The ``specserve_alert_*`` samples: one for each rule that is switched on, 0 while it is quiet."""
+        result: dict[str, float] = {}
+        for rule in self.rules:
+            for family in ("specserve_alert_firing", "specserve_alert_pending"):
+                result[key(family, alert=rule.name, severity=rule.severity)] = 0.0
+        for alert in evaluation.active:
+            family = "specserve_alert_firing" if alert.state is State.FIRING else "specserve_alert_pending"
+            result[key(family, alert=alert.name, severity=alert.severity)] = 1.0
+        return result
+
+
+def _announce(alerts: Sequence[tuple[Alert, _Tracked]], inhibited_by: Mapping[str, frozenset[str]]) -> Evaluation:
+    firing = {alert.name for alert, _ in alerts if alert.state is State.FIRING}
+    active: list[Alert] = []
+    to_send: list[Alert] = []
+    for alert, tracked in alerts:
+        if alert.state is State.RESOLVED:
+            to_send += [alert] if tracked.announced else []
+            continue
+        inhibitor = min(inhibited_by[alert.name] & firing, default=None)
+        active.append(replace(alert, inhibited_by=inhibitor))
+        if alert.state is State.FIRING and inhibitor is None:
+            tracked.announced = True
+            to_send.append(alert)
+    return Evaluation(tuple(active), tuple(to_send))
+
+
+def _alert(rule: Rule, labels: Labels, tracked: _Tracked, at: float) -> Alert:
+    instance = tracked.instance
+    return Alert(
+        name=rule.name,
+        severity=rule.severity,
+        state=instance.state,
+        reason=instance.reason,
+        labels=labels,
+        value=instance.value,
+        summary=rule.summary,
+        description=_describe(rule, labels, instance),
+        runbook_url=rule.runbook_url,
+        started_at=tracked.started_at,
+        ended_at=at if instance.state is State.RESOLVED else None,
+    )
+
+
+def _describe(rule: Rule, labels: Labels, instance: Instance) -> str:
+    value = "unknown" if instance.value is None else f"{instance.value:.4g}"
+    back = "above" if rule.direction == "below" else "below"
+    limits = f"fires {rule.direction} {rule.fire:g}, resolves {back} {rule.resolve:g}"
+    return f"{key(rule.metric, **dict(labels))} is {value} ({limits}): {instance.reason.value}"

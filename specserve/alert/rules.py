@@ -1,0 +1,201 @@
+"""Alerts as a pure state machine: inactive, pending, firing, resolved.
+
+Nothing here reads a clock, sends anything or knows an alert by name. The same semantics as Prometheus' where
+both have them (``for``, ``keep_firing_for``), plus two thresholds, a minimum sample, and a fixed meaning of
+"absent": it neither fires nor clears. A pending alert whose value goes absent starts over; a firing one stays
+for ``keep_firing_for`` and then resolves with the reason "no data".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Literal
+
+from specserve.families import FAMILIES, Readings, key
+
+Labels = tuple[tuple[str, str], ...]
+"""Label pairs sorted by name: hashable, and the identity of an alert together with its name."""
+_PAIR = re.compile(r'([a-z_0-9]+)="([^"]*)"')
+
+
+class State(Enum):
+    """Where an alert is. ``resolved`` lasts for the one evaluation in which a firing alert ends."""
+
+    INACTIVE = "inactive"
+    PENDING = "pending"
+    FIRING = "firing"
+    RESOLVED = "resolved"
+
+
+class Reason(Enum):
+    """Why an alert is in its state."""
+
+    CLEAR = "the condition does not hold"
+    NO_DATA = "no data"
+    TOO_FEW_SAMPLES = "too few samples in the window"
+    GUARDED = "does not apply now"
+    WAITING = "the condition holds, not yet long enough"
+    HOLDS = "the condition holds"
+    BETWEEN = "between the two thresholds"
+    KEEPING = "the condition ended; kept for keep_firing_for"
+    KEEPING_NO_DATA = "no data; kept for keep_firing_for"
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A rule speaks only while this reading is at least, or at most, the limit. An absent reading fails it."""
+
+    reading: str
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def passes(self, readings: Readings) -> bool:
+        """Whether the rule applies."""
+        value = readings.get(self.reading)
+        if value is None:
+            return False
+        return (self.at_least is None or value >= self.at_least) and (self.at_most is None or value <= self.at_most)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """When an alert over one family fires; one instance for each set of labels that it matches."""
+
+    name: str
+    metric: str
+    direction: Literal["below", "above"]
+    fire: float
+    resolve: float
+    severity: str = "warning"
+    summary: str = ""
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Label -> values that match. Labels that are not named make one instance each."""
+    for_seconds: float = 0.0
+    keep_firing_for_seconds: float = 0.0
+    sample: str | None = None
+    """Reading that is the sample size of the value."""
+    min_samples: float = 0.0
+    guards: tuple[Guard, ...] = ()
+    when_absent: float | None = None
+    """The value to assume when the reading is absent, for rules whose guards prove that absence means none."""
+    inhibited_by: frozenset[str] = frozenset()
+    runbook_url: str | None = None
+
+    def breaches(self, value: float) -> bool:
+        """Beyond the firing threshold."""
+        return value < self.fire if self.direction == "below" else value > self.fire
+
+    def clears(self, value: float) -> bool:
+        """At or beyond the resolving threshold."""
+        return value >= self.resolve if self.direction == "below" else value <= self.resolve
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What a rule sees of one instance at one moment: a value, or the reason why there is none."""
+
+    value: float | None
+    absent: Reason = Reason.NO_DATA
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One alert over time."""
+
+    state: State = State.INACTIVE
+    reason: Reason = Reason.CLEAR
+    pending_since: float | None = None
+    """When the condition began to hold without a break."""
+    held_at: float | None = None
+    """When the condition last held; keep_firing_for counts from here."""
+    value: float | None = None
+    """The last value that was known."""
+
+
+def advance(rule: Rule, instance: Instance, seen: Observation, now: float) -> Instance:
+    """The instance after one more observation.
+
+    >>> low = Rule("Low", "specserve_acceptance_rate", "below", fire=0.5, resolve=0.55, for_seconds=60)
+    >>> pending = advance(low, Instance(), Observation(0.4), now=0)
+    >>> pending.state.value, advance(low, pending, Observation(0.4), now=60).state.value
+    ('pending', 'firing')
+    """
+    if seen.value is not None:
+        instance = replace(instance, value=seen.value)
+    if instance.state is State.FIRING:
+        return _advance_firing(rule, instance, seen, now)
+    if seen.value is None or not rule.breaches(seen.value):
+        reason = seen.absent if seen.value is None else Reason.CLEAR
+        return replace(instance, state=State.INACTIVE, reason=reason, pending_since=None, held_at=None)
+    since = now if instance.pending_since is None else instance.pending_since
+    fires = now - since >= rule.for_seconds
+    return replace(
+        instance,
+        state=State.FIRING if fires else State.PENDING,
+        reason=Reason.HOLDS if fires else Reason.WAITING,
+        pending_since=since,
+        held_at=now,
+    )
+
+
+def _advance_firing(rule: Rule, instance: Instance, seen: Observation, now: float) -> Instance:
+    if seen.value is not None and not rule.clears(seen.value):
+        return replace(instance, reason=Reason.HOLDS if rule.breaches(seen.value) else Reason.BETWEEN, held_at=now)
+    held_at = now if instance.held_at is None else instance.held_at
+    if now - held_at < rule.keep_firing_for_seconds:
+        return replace(instance, reason=Reason.KEEPING_NO_DATA if seen.value is None else Reason.KEEPING)
+    reason = seen.absent if seen.value is None else Reason.CLEAR
+    return replace(instance, state=State.RESOLVED, reason=reason, pending_since=None, held_at=None)
+
+
+def observe(rule: Rule, readings: Readings) -> dict[Labels, Observation]:
+    """What the rule sees now, by instance.
+
+    A rule whose labels are all fixed to one value has exactly one instance, with or without a reading.
+    """
+    absent = _excuse(rule, readings)
+    found = {
+        labels: Observation(None if absent else value, absent or Reason.NO_DATA)
+        for labels, value in _matches(rule, readings)
+    }
+    if not found and (only := _only_instance(rule)) is not None:
+        assumed = None if absent else rule.when_absent
+        found[only] = Observation(assumed, absent or Reason.NO_DATA)
+    return found
+
+
+def _excuse(rule: Rule, readings: Readings) -> Reason | None:
+    """Why nothing may be said now; None when the value counts."""
+    if not all(guard.passes(readings) for guard in rule.guards):
+        return Reason.GUARDED
+    if rule.sample is not None and rule.min_samples > 0:
+        sample = readings.get(rule.sample)
+        if sample is None or sample < rule.min_samples:
+            return Reason.TOO_FEW_SAMPLES
+    return None
+
+
+def _matches(rule: Rule, readings: Readings) -> Iterable[tuple[Labels, float]]:
+    names = frozenset(FAMILIES[rule.metric].labels)
+    only = _only_instance(rule)
+    if only is not None:
+        value = readings.get(key(rule.metric, **dict(only)))
+        return () if value is None else ((only, value),)
+    return (
+        (tuple(sorted(labels.items())), value)
+        for reading, value in readings.items()
+        if reading.startswith(rule.metric + "{")
+        and (labels := dict(_PAIR.findall(reading))).keys() == names
+        and all(labels[name] in wanted for name, wanted in rule.labels.items())
+    )
+
+
+def _only_instance(rule: Rule) -> Labels | None:
+    """The labels of the rule's single instance; None when readings decide how many there are."""
+    names = FAMILIES[rule.metric].labels
+    if any(len(rule.labels.get(name, ())) != 1 for name in names):
+        return None
+    return tuple(sorted((name, rule.labels[name][0]) for name in names))
