@@ -1,0 +1,161 @@
+"""One engine process with all its descendants. The only home of Popen.
+
+The child leads a session of its own, so everything it spawns can be found and ended also when the leader has gone:
+a surviving EngineCore would hold the GPU memory. stdout and stderr share one pipe, drained by one thread, so a
+talkative child never blocks on a full pipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+import psutil
+
+KEPT_LINES = 2000
+KEPT_BYTES = 1 << 20
+LINE_BYTES = 4000
+_READ_BYTES = 1 << 16
+_LINE_END = re.compile(rb"[\r\n]+")  # progress bars rewrite their line with \r
+
+
+class Tail:
+    """The last lines of the output, bounded in number and in bytes."""
+
+    def __init__(self, lines: int = KEPT_LINES, size: int = KEPT_BYTES) -> None:
+        self._lines: deque[str] = deque(maxlen=lines)
+        self._size, self._limit = 0, size
+        self._lock = threading.Lock()
+
+    def add(self, line: str) -> None:
+        """Append; the oldest give way."""
+        with self._lock:
+            if len(self._lines) == self._lines.maxlen:
+                self._size -= len(self._lines.popleft())
+            self._lines.append(line)
+            self._size += len(line)
+            while self._size > self._limit and len(self._lines) > 1:
+                self._size -= len(self._lines.popleft())
+
+    def lines(self) -> list[str]:
+        """A copy, oldest first."""
+        with self._lock:
+            return list(self._lines)
+
+
+def session_members(session: int) -> tuple[int, ...]:
+    """Living processes of a session, by pid. Zombies hold neither port nor memory and do not count."""
+    found = []
+    for pid in psutil.pids():
+        try:
+            if os.getsid(pid) == session and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                found.append(pid)
+        except (ProcessLookupError, PermissionError, psutil.NoSuchProcess):
+            continue
+    return tuple(found)
+
+
+def kill_session(session: int, *, timeout: float) -> tuple[int, ...]:
+    """KILL every member and wait until they are gone; answers who is still there after the time."""
+    end = time.monotonic() + timeout
+    while members := session_members(session):
+        for pid in members:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() >= end:
+            return members
+        time.sleep(0.02)
+    return ()
+
+
+class Child:
+    """A started engine."""
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], sink: Callable[[str], None]) -> None:
+        """Start it. Raises OSError when the program cannot be executed."""
+        self._process = subprocess.Popen(
+            list(argv),
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+        """Also the id of its process group and its session."""
+        self._tail = Tail()
+        self._sink = sink
+        self._reader = threading.Thread(target=self._drain, name="engine-output", daemon=True)
+        self._reader.start()
+
+    def poll(self) -> int | None:
+        """The leader's exit status; negative for a signal; None while it lives."""
+        return self._process.poll()
+
+    def lines(self) -> list[str]:
+        """The last lines of its output."""
+        return self._tail.lines()
+
+    def terminate(self) -> None:
+        """TERM to the leader alone: vLLM's API server drains and then ends its own processes, while its
+        workers answer TERM by exiting in the middle of a request (``WorkerProc.worker_main``, vLLM 0.32)."""
+        if self.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+
+    def kill(self, *, timeout: float = 10.0) -> tuple[int, ...]:
+        """KILL the whole session, leader or not; answers the pids that outlived it (a process in a driver call)."""
+        left = kill_session(self.pid, timeout=timeout)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=1.0)
+        self._reader.join(timeout=1.0)
+        return left
+
+    def finish(self, *, linger: float = 2.0) -> tuple[int, ...]:
+        """After the leader's end: give descendants a moment to follow, then KILL the rest. Answers the killed."""
+        end = time.monotonic() + linger
+        while (members := session_members(self.pid)) and time.monotonic() < end:
+            time.sleep(0.02)
+        self.kill()
+        return members
+
+    def _drain(self) -> None:
+        """Read to the end of the pipe. Lines longer than LINE_BYTES are cut."""
+        assert self._process.stdout is not None
+        fd, rest = self._process.stdout.fileno(), b""
+        while chunk := os.read(fd, _READ_BYTES):
+            *whole, rest = _LINE_END.split(rest + chunk)
+            for line in whole:
+                self._line(line)
+            if len(rest) > LINE_BYTES:
+                rest = rest[: LINE_BYTES + 1]
+        self._line(rest)
+        self._process.stdout.close()
+
+    def _line(self, raw: bytes) -> None:
+        if not raw.strip():
+            return
+        line = raw[:LINE_BYTES].decode("utf-8", "replace") + (" ..." if len(raw) > LINE_BYTES else "")
+        self._tail.add(line)
+        self._sink(line)
+
+
+def exit_cause(status: int) -> str:
+    """An exit status as a sentence.
+
+    >>> exit_cause(1), exit_cause(-11)
+    ('exited with status 1', 'was killed by SIGSEGV')
+    >>> exit_cause(-9)
+    'was killed by SIGKILL (out of memory, or somebody ended it)'
+    """
+    if status >= 0:
+        return f"exited with status {status}"
+    name = signal.Signals(-status).name
+    hint = " (out of memory, or somebody ended it)" if -status == signal.SIGKILL else ""
+    return f"was killed by {name}{hint}"

@@ -1,0 +1,258 @@
+"""What an earlier run left behind: engines whose specserve is gone, and whoever holds our port.
+
+Each run keeps a small record of its engine. A record whose supervisor is gone, but whose engine's session still has
+living processes, is a leftover. Pids are compared together with start times, because pids come again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from specserve.errors import ConfigError, EngineStartError, Problem
+from specserve.supervise.child import kill_session, session_members
+
+CLOCK_SLACK_SECONDS = 2.0
+"""psutil derives start times from the boot time, which shifts a little when the clock is corrected."""
+COMMAND_CHARACTERS = 160
+
+
+def runtime_folder(environ: Mapping[str, str]) -> Path:
+    """Where records and engine logs lie: ``$XDG_RUNTIME_DIR/specserve``, else ``specserve-UID`` in the temp folder.
+
+    Made when missing, readable by its owner alone. Raises ConfigError when somebody else owns it.
+    """
+    xdg = Path(environ.get("XDG_RUNTIME_DIR") or "/nonexistent")
+    base = Path(environ.get("TMPDIR") or tempfile.gettempdir())
+    folder = xdg / "specserve" if xdg.is_dir() and os.access(xdg, os.W_OK) else base / f"specserve-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        facts = folder.lstat()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot be made ({error.strerror}); specserve keeps its records there",
+            where=str(folder),
+            fix="export TMPDIR=a folder that you may write",
+        ) from error
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
+        raise ConfigError(
+            f"belongs to user {facts.st_uid}; it must be a folder of your own",
+            where=str(folder),
+            fix="export TMPDIR=a folder of your own",
+        )
+    return folder
+
+
+@dataclass(frozen=True)
+class Record:
+    """One engine that was started. Start times are seconds since the epoch, as psutil gives them."""
+
+    session: int
+    """Pid of the engine's first process, which is also its session."""
+    session_started: float
+    supervisor: int
+    supervisor_started: float
+    port: int
+    command: tuple[str, ...]
+    log: str
+
+    def write(self, folder: Path) -> Path:
+        """Store it, whole or not at all."""
+        path = folder / f"engine-{self.session}.json"
+        fresh = path.with_suffix(".new")
+        fresh.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        fresh.replace(path)
+        return path
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """An engine, or what remains of it, that nobody supervises."""
+
+    record: Record
+    path: Path
+    pids: tuple[int, ...]
+
+    def reap(self, *, timeout: float = 15.0) -> tuple[int, ...]:
+        """KILL it; answers the pids that are still there. Nobody waits for its answers any more."""
+        left = kill_session(self.record.session, timeout=timeout)
+        if not left:
+            self.path.unlink(missing_ok=True)
+        return left
+
+
+def started_at(pid: int) -> float | None:
+    """When a process started; None when there is none, or only its zombie."""
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+    except psutil.NoSuchProcess:
+        return None
+
+
+def record_of(session: int, *, port: int, command: Sequence[str], log: str) -> Record:
+    """A record of an engine that this process has just started. The command's secrets are not in it: they travel in
+    the environment."""
+    me = os.getpid()
+    return Record(
+        session=session,
+        session_started=started_at(session) or psutil.Process(me).create_time(),
+        supervisor=me,
+        supervisor_started=psutil.Process(me).create_time(),
+        port=port,
+        command=tuple(command),
+        log=log,
+    )
+
+
+def find(folder: Path) -> list[Leftover]:
+    """Every leftover of this folder's records. Records of engines that are gone are deleted on the way."""
+    found = []
+    for path, record in _records(folder):
+        if _same(record.supervisor, record.supervisor_started):
+            continue
+        pids = _members(record)
+        if pids:
+            found.append(Leftover(record, path, pids))
+        else:
+            path.unlink(missing_ok=True)
+    return found
+
+
+def require_clean(folder: Path, host: str, port: int, *, reap: bool) -> list[str]:
+    """Refuse to start beside leftovers or on a taken port, or with ``reap`` end the leftovers first.
+
+    Answers what was reaped, in sentences. Raises EngineStartError, naming every process. A process that is not a
+    leftover of ours is never ended.
+    """
+    notes, problems = [], []
+    for leftover in find(folder):
+        if not reap:
+            problems.append(_left_behind(leftover))
+        elif stuck := leftover.reap():
+            problems.append(_stuck(leftover, stuck))
+        else:
+            notes.append(f"ended what an earlier run left behind: {_words(leftover)}")
+    if problems:
+        raise EngineStartError(problems)
+    if (taken := port_problem(folder, host, port)) is not None:
+        raise EngineStartError([taken])
+    return notes
+
+
+def port_problem(folder: Path, host: str, port: int) -> Problem | None:
+    """Why the port cannot be bound; None when it can."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with closing(socket.socket(family, socket.SOCK_STREAM)) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host.strip("[]"), port))
+            probe.listen(1)
+        except OSError as error:
+            return _taken(folder, host, port, error)
+    return None
+
+
+def _taken(folder: Path, host: str, port: int, error: OSError) -> Problem:
+    where = f"server.port {port}"
+    if not isinstance(error, socket.gaierror) and error.errno == 98:
+        holders = list(_listeners(port))
+        ours = {r.session for _, r in _records(folder) if r.port == port}
+        rows = tuple(
+            (f"pid {p}", ("another specserve's engine: " if os.getsid(p) in ours else "") + _command(p))
+            for p in holders
+        )
+        return Problem(
+            "is taken; it must be free" if rows else "is taken by a process that cannot be seen; it must be free",
+            where,
+            rows,
+            "--set server.port=N with a free port, or end that process",
+        )
+    return Problem(
+        f"cannot listen on {host}: {error.strerror}; it must be an address of this machine and a port you may use",
+        where,
+        fix="set server.host and server.port",
+    )
+
+
+def _listeners(port: int) -> Iterator[int]:
+    """Pids that listen on a TCP port; those of other users only with the right to see them."""
+    seen: set[int] = set()
+    try:
+        connections = psutil.net_connections("tcp")
+    except psutil.AccessDenied:
+        return
+    for connection in connections:
+        local = connection.laddr
+        if connection.status == psutil.CONN_LISTEN and local and local.port == port and connection.pid:
+            seen.add(connection.pid)
+    yield from sorted(seen)
+
+
+def _records(folder: Path) -> Iterator[tuple[Path, Record]]:
+    for path in sorted(folder.glob("engine-*.json")):
+        try:
+            body = json.loads(path.read_text(encoding="utf-8"))
+            yield path, Record(**{**body, "command": tuple(body["command"])})
+        except FileNotFoundError:
+            continue  # another run has just ended
+        except (ValueError, TypeError, KeyError):
+            path.unlink(missing_ok=True)  # of another version: nothing can be known from it
+
+
+def _same(pid: int, started: float) -> bool:
+    now = started_at(pid)
+    return now is not None and abs(now - started) <= CLOCK_SLACK_SECONDS
+
+
+def _members(record: Record) -> tuple[int, ...]:
+    """Living processes of the recorded session. A session whose leader is another process is another session."""
+    leader = started_at(record.session)
+    if leader is not None and abs(leader - record.session_started) > CLOCK_SLACK_SECONDS:
+        return ()
+    return session_members(record.session)
+
+
+def _words(leftover: Leftover) -> str:
+    pids = ", ".join(map(str, leftover.pids))
+    return f"pid {pids} (engine of specserve pid {leftover.record.supervisor}, port {leftover.record.port})"
+
+
+def _left_behind(leftover: Leftover) -> Problem:
+    record = leftover.record
+    rows = [(f"pid {pid}", _command(pid)) for pid in leftover.pids]
+    return Problem(
+        f"specserve pid {record.supervisor} is gone and its engine still runs on port {record.port}; "
+        "it holds memory and must end first",
+        where="left behind",
+        facts=(*rows, ("log", record.log)),
+        fix="the same command with --reap",
+    )
+
+
+def _stuck(leftover: Leftover, pids: Sequence[int]) -> Problem:
+    return Problem(
+        f"pid {', '.join(map(str, pids))} did not end after SIGKILL, as a process does that hangs in a driver call",
+        where="left behind",
+        facts=tuple((f"pid {pid}", _command(pid)) for pid in leftover.pids),
+        fix="nvidia-smi; a GPU reset or a reboot ends such a process",
+    )
+
+
+def _command(pid: int) -> str:
+    """The command line of a process, cut to a readable length."""
+    try:
+        process = psutil.Process(pid)
+        text = " ".join(process.cmdline()) or process.name()
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return "(unknown)"
+    return text if len(text) <= COMMAND_CHARACTERS else text[:COMMAND_CHARACTERS] + " ..."

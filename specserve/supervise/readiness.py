@@ -1,0 +1,51 @@
+"""When an engine is ready, and when it is dead although its process lives. Asked by the supervisor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from specserve.engine.client import EngineClient, EngineError
+from specserve.supervise.state import Event, Failed, Ready
+
+PROMPT = "The first ten numbers are one, two, three,"
+HEALTH_SECONDS = 3.0
+COMPLETION_SECONDS = 60.0
+"""The first completion may compile kernels."""
+
+
+class Readiness:
+    """Ready = /health answers, the served name is listed, and a completion returned a token. Then the canary."""
+
+    def __init__(self, client: EngineClient, model: str, canary: Callable[[], str | None]) -> None:
+        """``canary`` answers why the engine must not serve, None when it may."""
+        self._client, self._model, self._canary = client, model, canary
+        self.last_answer: str | None = None
+        """What the latest check met; tells a start that ran out of time from one that never listened."""
+
+    def check_ready(self) -> Event | None:
+        """None until it is decided."""
+        try:
+            if not self._client.health(timeout=HEALTH_SECONDS):
+                self.last_answer = "/health does not answer 200"
+                return None
+            names = self._client.models(timeout=HEALTH_SECONDS)
+            if self._model not in names:
+                return Failed(f"it serves {', '.join(names) or 'no model'} instead of {self._model}", retry=False)
+            answer = self._client.complete(PROMPT, max_tokens=2, temperature=0, timeout=COMPLETION_SECONDS)
+        except EngineError as error:
+            self.last_answer = str(error)
+            return None
+        if not answer.completion_tokens:
+            self.last_answer = "a completion returned no token"
+            return None
+        refusal = self._canary()
+        return Ready() if refusal is None else Failed(refusal, retry=False)
+
+    def check_alive(self) -> Event | None:
+        """vLLM answers /health with 503 once its engine core is dead, seconds before its API process ends. Silence is
+        no proof: a busy engine may be slow."""
+        try:
+            alive = self._client.health(timeout=HEALTH_SECONDS)
+        except EngineError:
+            return None
+        return None if alive else Failed("its engine core is dead (/health answers an error)")

@@ -1,0 +1,222 @@
+"""The life of one supervised engine, as a pure function: machine + event + time -> machine, action, reason.
+
+stopped -> starting -> running -> stopping -> stopped, with two side roads: backoff (a restart is due) and fatal.
+Time is monotonic seconds and always an argument.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum, StrEnum
+
+BACKOFF_MAX_SECONDS = 60.0
+STABLE_SECONDS = 600.0
+"""An engine that ran this long has earned a clean slate: earlier restarts no longer count."""
+KILL_SECONDS = 20.0
+"""KILL to giving up: a process that hangs in a driver call cannot be ended."""
+
+
+class State(StrEnum):
+    """Supervisor's words, see docs/supervision.md."""
+
+    STOPPED = "stopped"
+    STARTING = "starting"
+    RUNNING = "running"
+    BACKOFF = "backoff"
+    STOPPING = "stopping"
+    FATAL = "fatal"
+
+
+class Action(Enum):
+    """What the supervisor is to do now."""
+
+    NONE = "none"
+    START = "start"
+    TERMINATE = "terminate"
+    KILL = "kill"
+
+
+@dataclass(frozen=True)
+class Start:
+    """Begin."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A completion made progress."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The process lives but cannot serve: refused by the canary, or dead inside. ``retry`` False is final."""
+
+    cause: str
+    retry: bool = True
+
+
+@dataclass(frozen=True)
+class Exited:
+    """The process is gone, with its whole group."""
+
+    cause: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A signal asks for the end. ``at_once`` skips the drain."""
+
+    signal: str
+    at_once: bool = False
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = Start | Ready | Failed | Exited | Stop | Tick
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long and how often."""
+
+    start_timeout_seconds: float
+    drain_timeout_seconds: float
+    """From the stop signal to KILL; longer than the engine's own drain time."""
+    max_restarts: int = 0
+    backoff_seconds: float = 2.0
+    grace_seconds: float = 5.0
+    """TERM to KILL for an engine that serves nobody."""
+
+    def backoff(self, restarts: int) -> float:
+        """Pause before restart number ``restarts`` (from 0): doubles each time.
+
+        >>> [Limits(1, 1, backoff_seconds=2).backoff(n) for n in (0, 1, 4, 9)]
+        [2.0, 4.0, 32.0, 60.0]
+        """
+        return min(BACKOFF_MAX_SECONDS, self.backoff_seconds * 2.0**restarts)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where the engine is in its life."""
+
+    state: State = State.STOPPED
+    deadline: float | None = None
+    """When the present state must have ended."""
+    since: float = 0.0
+    restarts: int = 0
+    was_ready: bool = False
+    """Ready at least once, in this start or an earlier one: decides between exit codes 4 and 5."""
+    cause: str | None = None
+    """Why it failed; None while nothing is wrong."""
+    retry: bool = True
+    stop_signal: str | None = None
+    stopped_from: State | None = None
+    """The state in which the first stop signal arrived."""
+    killed: bool = False
+    """KILL was needed to end it."""
+    cut_short: bool = False
+    """A signal asked not to wait for running requests."""
+
+    @property
+    def over(self) -> bool:
+        """Nothing more will happen."""
+        return self.state is State.FATAL or (self.state is State.STOPPED and self.stop_signal is not None)
+
+
+@dataclass(frozen=True)
+class Transition:
+    """One step: the machine after it, what to do, and why."""
+
+    machine: Machine
+    action: Action = Action.NONE
+    reason: str | None = None
+    """None when nothing changed."""
+
+
+def advance(m: Machine, event: Event, now: float, limits: Limits) -> Transition:  # noqa: PLR0911, PLR0912 - one case each
+    """The one transition function."""
+    match m.state, event:
+        case State.STOPPED, Start():
+            return _start(m, now, limits, "start")
+        case State.STARTING, Ready():
+            running = replace(m, state=State.RUNNING, since=now, deadline=None, was_ready=True, cause=None)
+            return Transition(running, reason="a completion made progress")
+        case ((State.STARTING | State.RUNNING), Failed(cause=cause, retry=retry)):
+            failed = replace(m, cause=cause, retry=retry)
+            return _stopping(failed, now + limits.grace_seconds, now, f"stopped because {cause}")
+        case ((State.STARTING | State.RUNNING), Exited(cause=cause)):
+            return _lost(replace(m, cause=cause), now, limits)
+        case State.STARTING, Tick() if _due(m, now):
+            cause = f"not ready within {limits.start_timeout_seconds:g} s"
+            return _stopping(replace(m, cause=cause), now + limits.grace_seconds, now, cause)
+        case ((State.STARTING | State.RUNNING), Stop()):
+            return _stop(m, event, now, limits)
+        case State.BACKOFF, Tick() if _due(m, now):
+            return _start(replace(m, restarts=m.restarts + 1), now, limits, f"restart {m.restarts + 1}")
+        case State.BACKOFF, Stop(signal=signal):
+            stopped = replace(m, state=State.STOPPED, since=now, stop_signal=signal, stopped_from=m.state)
+            return Transition(stopped, reason=f"{signal} while waiting to restart")
+        case State.STOPPING, Stop(signal=signal):
+            return _hurry(m, signal, now)
+        case State.STOPPING, Tick() if _due(m, now) and not m.killed:
+            return _kill(m, now, "still there after the time to stop")
+        case State.STOPPING, Tick() if _due(m, now):
+            stuck = f"still there {KILL_SECONDS:g} s after SIGKILL"
+            return Transition(replace(m, state=State.FATAL, since=now, deadline=None, cause=stuck), reason=stuck)
+        case State.STOPPING, Exited():
+            if m.cause is not None and m.stop_signal is None:
+                return _lost(m, now, limits)
+            return Transition(replace(m, state=State.STOPPED, since=now, deadline=None), reason="the engine has ended")
+        case _:
+            return Transition(m)
+
+
+def _due(m: Machine, now: float) -> bool:
+    return m.deadline is not None and now >= m.deadline
+
+
+def _start(m: Machine, now: float, limits: Limits, reason: str) -> Transition:
+    started = replace(m, state=State.STARTING, since=now, deadline=now + limits.start_timeout_seconds, killed=False)
+    return Transition(started, Action.START, reason)
+
+
+def _stopping(m: Machine, deadline: float, now: float, reason: str) -> Transition:
+    return Transition(replace(m, state=State.STOPPING, since=now, deadline=deadline), Action.TERMINATE, reason)
+
+
+def _kill(m: Machine, now: float, reason: str) -> Transition:
+    return Transition(replace(m, killed=True, deadline=now + KILL_SECONDS), Action.KILL, reason)
+
+
+def _stop(m: Machine, event: Stop, now: float, limits: Limits) -> Transition:
+    """The first stop signal: drain when somebody may be served, else just end."""
+    asked = replace(m, stop_signal=event.signal, stopped_from=m.state)
+    if event.at_once:
+        stopping = replace(asked, state=State.STOPPING, since=now, cut_short=True)
+        return _kill(stopping, now, f"{event.signal}: ending at once")
+    wait = limits.drain_timeout_seconds if m.state is State.RUNNING else limits.grace_seconds
+    verb = "draining" if m.state is State.RUNNING else "stopping"
+    return _stopping(asked, now + wait, now, f"{event.signal}: {verb}, {wait:g} s at most")
+
+
+def _hurry(m: Machine, signal: str, now: float) -> Transition:
+    """A stop signal while stopping. After a failure it is the first one: it only cancels the restart."""
+    if m.stop_signal is None:
+        return Transition(replace(m, stop_signal=signal, stopped_from=m.state), reason=f"{signal}: no restart")
+    if m.killed:
+        return Transition(m)
+    return _kill(replace(m, cut_short=True), now, f"second signal ({signal}): ending at once")
+
+
+def _lost(m: Machine, now: float, limits: Limits) -> Transition:
+    """Gone without having been asked: wait and restart, or give up."""
+    if m.state is State.RUNNING and now - m.since >= STABLE_SECONDS:
+        m = replace(m, restarts=0)
+    if not m.retry or m.restarts >= limits.max_restarts:
+        return Transition(replace(m, state=State.FATAL, since=now, deadline=None), reason=m.cause)
+    pause = limits.backoff(m.restarts)
+    waiting = replace(m, state=State.BACKOFF, since=now, deadline=now + pause)
+    return Transition(waiting, reason=f"{m.cause}; restart {m.restarts + 1} of {limits.max_restarts} in {pause:g} s")

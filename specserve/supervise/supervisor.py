@@ -1,0 +1,177 @@
+"""The loop: wait for a signal or a tick, poll the child, ask whether it serves, advance the machine, act.
+
+Signal handlers only put the number on a queue; everything else happens in the loop. A blocked
+``SimpleQueue.get`` returns at once when a handler puts something, which waiting on an Event does not.
+"""
+
+from __future__ import annotations
+
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from specserve.supervise import state
+from specserve.supervise.child import Child, exit_cause
+from specserve.supervise.state import Action, Machine
+
+TICK_SECONDS = 0.2
+STOP_SIGNALS = (
+    signal.SIGTERM,  # Kubernetes, systemd, kill
+    signal.SIGINT,  # Ctrl-C
+    signal.SIGHUP,  # the terminal went away; ignored when it was ignored before, as under nohup
+    signal.SIGQUIT,  # Ctrl-\: at once, without draining
+)
+
+Check = Callable[[], state.Event | None]
+"""Asks the engine something; blocks at most some seconds. None says: nothing new, ask again."""
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What the supervisor calls; all of it belongs to whoever composes the program."""
+
+    spawn: Callable[[], Child]
+    """Starts the engine; may raise OSError."""
+    check_ready: Check
+    """Asked while starting: ``Ready`` or ``Failed`` end the asking."""
+    check_alive: Check
+    """Asked while running: ``Failed`` when the engine says that it is dead."""
+    changed: Callable[[Machine, str], None]
+    """Told of every transition with its reason."""
+    gone: Callable[[Child], None]
+    """Told when a child has ended with its whole group."""
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What a check answered, about which child."""
+
+    pid: int
+    event: state.Event
+
+
+class Supervisor:
+    """Runs one engine until it has stopped or cannot be kept alive."""
+
+    def __init__(
+        self,
+        hooks: Hooks,
+        limits: state.Limits,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        tick_seconds: float = TICK_SECONDS,
+        check_seconds: float = 0.5,
+    ) -> None:
+        self.machine = Machine()
+        self.child: Child | None = None
+        self._hooks, self._limits, self._clock = hooks, limits, clock
+        self._tick, self._pause = tick_seconds, check_seconds
+        self._queue: queue.SimpleQueue[int | _Answer] = queue.SimpleQueue()
+
+    def run(self) -> Machine:
+        """From start to end; answers the machine in its last state. Whatever happens, no process stays behind."""
+        with captured_signals(self._queue):
+            try:
+                self._apply(state.Start())
+                while not self.machine.over:
+                    self._wait()
+                    self._poll()
+                    self._apply(state.Tick())
+            finally:
+                self._bury()
+        return self.machine
+
+    def _wait(self) -> None:
+        """One tick, cut short by a signal or an answer."""
+        try:
+            item = self._queue.get(timeout=self._tick)
+        except queue.Empty:
+            return
+        if isinstance(item, int):
+            name = signal.Signals(item).name
+            self._apply(state.Stop(name, at_once=item == signal.SIGQUIT))
+        elif self.child is not None and item.pid == self.child.pid:
+            self._apply(item.event)
+
+    def _poll(self) -> None:
+        """Has the leader gone? Then its whole group goes before anybody hears of it."""
+        child = self.child
+        if child is None or (status := child.poll()) is None:
+            return
+        self._bury()
+        self._apply(state.Exited(exit_cause(status)))
+
+    def _bury(self) -> None:
+        child, self.child = self.child, None
+        if child is None:
+            return
+        if child.poll() is None:
+            child.kill()
+        else:
+            child.finish()
+        self._hooks.gone(child)
+
+    def _apply(self, event: state.Event) -> None:
+        transition = state.advance(self.machine, event, self._clock(), self._limits)
+        self.machine = transition.machine
+        if transition.reason is not None:
+            self._hooks.changed(self.machine, transition.reason)
+        match transition.action:
+            case Action.START:
+                self._spawn()
+            case Action.TERMINATE if self.child is not None:
+                self.child.terminate()
+            case Action.KILL if self.child is not None:
+                self.child.kill()
+            case _:
+                pass
+
+    def _spawn(self) -> None:
+        try:
+            self.child = self._hooks.spawn()
+        except OSError as error:
+            name = error.filename or "the engine"
+            self._apply(state.Failed(f"{name} cannot be executed ({error.strerror})", retry=False))
+            self._apply(state.Exited("never started"))
+            return
+        threading.Thread(target=self._ask, args=(self.child,), name="engine-check", daemon=True).start()
+
+    def _ask(self, child: Child) -> None:
+        """In a thread of its own: a check that hangs must not keep the loop from a signal."""
+        check = self._hooks.check_ready
+        while self.child is child and child.poll() is None:
+            event = check()
+            if event is not None:
+                self._queue.put(_Answer(child.pid, event))
+            if isinstance(event, state.Ready):
+                check = self._hooks.check_alive
+            elif isinstance(event, state.Failed):
+                return
+            time.sleep(self._pause)
+
+
+@contextmanager
+def captured_signals(into: queue.SimpleQueue[Any]) -> Iterator[None]:
+    """Put the stop signals on a queue; afterwards the previous handlers are back.
+
+    A handler must not log, print or take a lock: it may run between any two instructions of the main thread.
+    """
+
+    def handler(number: int, _frame: FrameType | None) -> None:
+        into.put(number)
+
+    previous: dict[signal.Signals, Any] = {}
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            previous[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, old in previous.items():
+            signal.signal(number, old)

@@ -1,0 +1,39 @@
+"""`specserve launch` with the stub engine in the engine's place: the same code from the checks' end to the exit code.
+
+    python driver.py CONFIG [--reap] [--stub-...]
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from specserve import cli
+from specserve.commands.launch import run
+from specserve.commands.options import config_command
+from specserve.engine.args import EngineCommand, build
+from specserve.engine.introspect import Installed
+from specserve.serve import Launch
+from specserve.supervise import leftovers
+
+STUB = Path(__file__).parents[1] / "stub_engine.py"
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@config_command
+@click.option("--reap", is_flag=True)
+@click.argument("stub", nargs=-1, type=click.UNPROCESSED)
+def drive(loaded, reap, stub):
+    """Launch the stub."""
+    argv = build(loaded.settings, installed=Installed("vllm", "0.32.0")).argv
+    folder = leftovers.runtime_folder(os.environ)
+    command = EngineCommand((sys.executable, str(STUB), *argv[4:], *stub))
+    run(Launch(loaded.settings, command, dict(os.environ), folder, folder / "engine.log"), reap=reap)
+
+
+if __name__ == "__main__":
+    cli.program.add_command(drive)
+    cli.main(["drive", *sys.argv[1:]])
