@@ -1,0 +1,176 @@
+"""What is normal here: a robust reference from the recent good past of this very deployment.
+
+One point every few minutes, kept for a day. The reference is the median of the points that are old enough not to
+be part of a drop that is happening now. A point that is much worse than the reference is not taken in, so a drop
+does not teach itself; when it lasts longer than the memory, it has become the new normal. Kept on disk between
+restarts, under the identity of the pair: an upgrade of the engine is measured against what was before it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import statistics
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from specserve.config.schema import Settings
+from specserve.families import Readings, key
+
+LOG = logging.getLogger("specserve.sidecar")
+POINT_SECONDS = 300.0
+MEMORY_SECONDS = 86_400.0
+SETTLE_SECONDS = 1_800.0
+"""Age at which a point counts."""
+MIN_POINTS = 6
+MIN_DRAFT_TOKENS = 1_000
+MIN_REQUESTS = 20
+WINDOW = "5m"
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """One number that has a reference of its own."""
+
+    reading: str
+    reference: str
+    sample: str
+    min_samples: float
+    tolerance: float
+    """How much worse than the reference a point may be and still be taken in."""
+    worse: int
+    """-1 when smaller is worse, 1 when larger is."""
+    drift: str | None = None
+
+
+QUANTITIES = (
+    Quantity(
+        "specserve_acceptance_rate",
+        "specserve_acceptance_rate_baseline",
+        "specserve_window_draft_tokens",
+        MIN_DRAFT_TOKENS,
+        0.1,
+        -1,
+        "specserve_acceptance_rate_drift",
+    ),
+    Quantity(
+        "specserve_mean_acceptance_length",
+        "specserve_mean_acceptance_length_baseline",
+        "specserve_window_draft_tokens",
+        MIN_DRAFT_TOKENS,
+        0.4,
+        -1,
+    ),
+    Quantity(
+        "specserve_prefix_cache_hit_ratio",
+        "specserve_prefix_cache_hit_baseline",
+        "specserve_window_requests",
+        MIN_REQUESTS,
+        0.15,
+        -1,
+        "specserve_prefix_cache_hit_drift",
+    ),
+    Quantity(
+        "specserve_length_finish_ratio",
+        "specserve_length_finish_baseline",
+        "specserve_window_requests",
+        MIN_REQUESTS,
+        0.15,
+        1,
+        "specserve_length_finish_drift",
+    ),
+)
+
+
+def identity(settings: Settings) -> str:
+    """Sixteen digits for what must stay the same for a past to be comparable: both models, method, draft length.
+
+    The engine's version is left out on purpose.
+    """
+    target, draft, spec = settings.models.target_model, settings.models.draft_model, settings.speculative_decoding
+    parts = (
+        target.path,
+        target.revision,
+        draft and draft.path,
+        draft and draft.revision,
+        settings.method,
+        spec.num_speculative_tokens,
+    )
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+@dataclass(slots=True)
+class Baseline:
+    """Points by reading: (Unix time, value), oldest first. At most a day of them."""
+
+    points: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+
+    def observe(self, wall: float, readings: Readings) -> bool:
+        """Take a point of each quantity that has one now. True when something was taken in."""
+        taken = False
+        for quantity in QUANTITIES:
+            points = self.points.setdefault(quantity.reading, [])
+            while points and points[0][0] <= wall - MEMORY_SECONDS:
+                points.pop(0)
+            if points and 0 <= wall - points[-1][0] < POINT_SECONDS:
+                continue
+            value = readings.get(key(quantity.reading, window=WINDOW))
+            samples = readings.get(key(quantity.sample, window=WINDOW), 0.0)
+            if value is None or samples < quantity.min_samples or self._is_bad(quantity, wall, value):
+                continue
+            points.append((wall, value))
+            taken = True
+        return taken
+
+    def reference(self, quantity: Quantity, wall: float) -> float | None:
+        """The median of the settled points; None when there are too few."""
+        settled = [v for at, v in self.points.get(quantity.reading, ()) if at <= wall - SETTLE_SECONDS]
+        return statistics.median(settled) if len(settled) >= MIN_POINTS else None
+
+    def readings(self, wall: float, readings: Readings, windows: Mapping[str, float]) -> dict[str, float]:
+        """The references, and how far each window is from them."""
+        out: dict[str, float] = {}
+        for quantity in QUANTITIES:
+            reference = self.reference(quantity, wall)
+            if reference is None:
+                continue
+            out[quantity.reference] = reference
+            for window in windows if quantity.drift else ():
+                value = readings.get(key(quantity.reading, window=window))
+                if value is not None and quantity.drift:
+                    out[key(quantity.drift, window=window)] = value - reference
+        return out
+
+    def _is_bad(self, quantity: Quantity, wall: float, value: float) -> bool:
+        reference = self.reference(quantity, wall)
+        return reference is not None and (value - reference) * quantity.worse > quantity.tolerance
+
+
+def load(path: Path) -> Baseline:
+    """What an earlier run has kept; empty when there is nothing, or nothing that can be read."""
+    try:
+        kept: Any = json.loads(path.read_text(encoding="utf-8"))
+        points = {str(n): [(float(at), float(v)) for at, v in rows] for n, rows in kept["points"].items()}
+    except FileNotFoundError:
+        return Baseline()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        LOG.warning(
+            "cannot read the acceptance baseline; starting without", extra={"path": str(path), "why": str(error)}
+        )
+        return Baseline()
+    return Baseline(points)
+
+
+def save(baseline: Baseline, path: Path) -> None:
+    """Write it whole or not at all. A folder that cannot be written is said and survived."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
+            json.dump({"version": 1, "points": baseline.points}, file)
+        Path(file.name).replace(path)
+    except OSError as error:
+        LOG.warning("cannot keep the acceptance baseline", extra={"path": str(path), "why": str(error)})

@@ -1,0 +1,95 @@
+"""What speculation is worth now: acceptance from the live engine, step times from a benchmark profile.
+
+A step with speculation takes longer (drafting, and verifying k+1 positions instead of one) and brings more
+tokens. It pays while tokens per step exceed the ratio of the step times:
+
+    speedup    = tokens per step x baseline step time / speculative step time
+    break-even = (speculative step time / baseline step time - 1) / k
+
+Without a profile nothing is said: the ratio of step times depends on model, GPU and batch size.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from specserve.errors import ConfigError
+from specserve.families import Readings, key
+
+_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Cell(BaseModel):
+    """Step times at one number of running requests."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    concurrency: Annotated[float, Field(gt=0)]
+    baseline_step_seconds: _Seconds
+    speculative_step_seconds: _Seconds
+    num_speculative_tokens: Annotated[int, Field(ge=1)]
+
+    @property
+    def cost(self) -> float:
+        """Speculative step time / baseline step time."""
+        return self.speculative_step_seconds / self.baseline_step_seconds
+
+
+class Profile(BaseModel):
+    """A benchmark profile: ``{"version": 1, "cells": [{"concurrency": 1, ...}, ...]}``."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    version: Annotated[int, Field(ge=1, le=1)]
+    cells: Annotated[tuple[Cell, ...], Field(min_length=1)]
+
+    def at(self, running: float) -> tuple[float, float] | None:
+        """(ratio of step times, tokens per draft) at a batch size, linear between cells.
+
+        Below the smallest measured batch its values hold; beyond the largest nothing is known.
+        """
+        cells = sorted(self.cells, key=lambda c: c.concurrency)
+        if running > cells[-1].concurrency:
+            return None
+        if running <= cells[0].concurrency:
+            return cells[0].cost, cells[0].num_speculative_tokens
+        right = next(i for i, c in enumerate(cells) if c.concurrency >= running)
+        low, high = cells[right - 1], cells[right]
+        part = (running - low.concurrency) / (high.concurrency - low.concurrency)
+        k = low.num_speculative_tokens + part * (high.num_speculative_tokens - low.num_speculative_tokens)
+        return low.cost + part * (high.cost - low.cost), k
+
+
+def load(path: Path) -> Profile:
+    """Read a profile. Raises ConfigError naming what is wrong with it."""
+    try:
+        return Profile.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigError(f"cannot read the benchmark profile: {error.strerror}", where=str(path)) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"not a benchmark profile: {place}: {first['msg']}", where=str(path)) from error
+    except ValueError as error:
+        raise ConfigError(f"not JSON: {error}", where=str(path)) from error
+
+
+def readings(profile: Profile | None, known: Readings, windows: Sequence[str]) -> dict[str, float]:
+    """Speedup and break-even at the current batch size; empty without a profile, traffic or drafts."""
+    running = known.get("specserve_requests_running")
+    found = profile.at(running) if profile is not None and running else None
+    if found is None:
+        return {}
+    cost, k = found
+    break_even = (cost - 1) / k
+    out = {"specserve_break_even_acceptance_rate": break_even}
+    for window in windows:
+        per_step = known.get(key("specserve_tokens_per_step", window=window))
+        rate = known.get(key("specserve_acceptance_rate", window=window))
+        if per_step is not None and rate is not None:
+            out[key("specserve_estimated_speedup_ratio", window=window)] = per_step / cost
+            out[key("specserve_break_even_margin", window=window)] = rate - break_even
+    return out
