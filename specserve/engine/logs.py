@@ -8,44 +8,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 from specserve.units import GIB
 
-PHASES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (name, re.compile(pattern))
-    for name, pattern in (
-        ("starting server", r"Starting vLLM (API )?server|Started server process|Waiting for application startup"),
-        ("warming up", r"Warming up|[Ww]armup|Readonly multi-modal warmup|JIT warmup"),
-        (
-            "capturing graphs",
-            r"Capturing CUDA graph|Graph capturing|[Cc]apturing (the )?(model|drafter|decode) for CUDA graph|"
-            r"Profiling CUDA graph memory",
-        ),
-        (
-            "profiling memory",
-            r"GPU KV cache size|CPU KV cache size|Available KV cache memory|Memory profiling|"
-            r"Initial free memory|init engine \(profile",
-        ),
-        ("compiling", r"torch\.compile|Dynamo bytecode transform|Compiling a graph|Inductor|Cache the graph"),
-        (
-            "loading draft",
-            r"Loading draft(er)? model|Loading EAGLE|Detected EAGLE|Detected MTP|Loading speculat(or|ive) |"
-            r"Sharing target model (embedding|lm_head)",
-        ),
-        (
-            "loading target weights",
-            r"Starting to load model|Loading model from scratch|Loading safetensors|Loading weights took|"
-            r"Model loading took|Loading pt checkpoint",
-        ),
-        (
-            "importing",
-            r"Initializing an? V1 LLM engine|Initializing a V\d LLM engine|Resolved architecture|"
-            r"Automatically detected platform|Importing from|vLLM API server version|non-default args|"
-            r"Using max model len|Chunked prefill is enabled",
-        ),
-    )
-)
+_PHASES = {
+    "starting server": r"Starting vLLM (?:API )?server|Started server process|Waiting for application startup",
+    "warming up": r"Warming up|[Ww]armup",
+    "capturing graphs": r"Graph capturing|[Cc]apturing\b.*(?:graph|model)|Profiling CUDA graph memory",
+    "profiling memory": (
+        r"KV cache size: |Available KV cache memory|[Mm]emory profiling|Initial free memory|Total non KV cache memory"
+    ),
+    "compiling": r"torch\.compile|Dynamo bytecode transform|Compiling a graph|Inductor",
+    "loading draft": r"Loading draft(?:er)? model|Detected EAGLE|Detected MTP|Sharing target model|Loading speculator",
+    "loading target weights": (
+        r"Starting to load model|Loading model from scratch|Loading safetensors|Loading weights took|"
+        r"Model loading took|Loading pt checkpoint"
+    ),
+    "importing": (
+        r"Initializing an? V1 LLM engine|Resolved architecture|Automatically detected platform|"
+        r"version \d|non-default args|Using max model len|[Cc]hunked prefill is enabled"
+    ),
+}
+PHASES = tuple((name, re.compile(pattern)) for name, pattern in _PHASES.items())
 """Later phases first: the first pattern that is found names the line's phase."""
 
 
@@ -99,16 +85,14 @@ def read_report(lines: Iterable[str]) -> EngineReport:
     >>> read_report(["GPU KV cache size: 619,202 tokens"]).kv_cache_tokens
     619202
     """
-    report = EngineReport()
+    found: dict[str, Any] = {}
     for line in lines:
-        found = _read(line)
-        new = {key: value for key, value in found.items() if getattr(report, key) is None}
-        report = replace(report, **new) if new else report
-    return report
+        found = _read(line) | found
+    return EngineReport(**found)
 
 
-def _read(line: str) -> dict[str, int | float | str]:
-    found: dict[str, int | float | str] = {}
+def _read(line: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     for key, pattern in _BYTES.items():
         if match := pattern.search(line):
             found[key] = round(_plain(match.group(1)) * _UNITS[match.group(2)])

@@ -1,0 +1,206 @@
+"""Executed by the interpreter that has vLLM, as a file: writes what that vLLM knows to the file named in argv[1].
+
+Imports nothing of specserve. Names inside vLLM move between versions, so every question stands alone: one that
+fails is listed under ``unanswered`` with its reason, and the others are still answered.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import enum
+import json
+import sys
+import typing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+MOVED = (ImportError, AttributeError, TypeError, ValueError, KeyError, RuntimeError, AssertionError, IndexError)
+"""What asking another version for something it names otherwise can raise."""
+KINDS = {"_StoreTrueAction": "switch", "BooleanOptionalAction": "toggle", "_AppendAction": "repeat"}
+
+
+def flags() -> dict[str, Any]:
+    """Every flag of the OpenAI server's own parser."""
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    try:
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    except ImportError:
+        from vllm.entrypoints.openai.cli_args import make_arg_parser
+
+    parser: argparse.ArgumentParser = make_arg_parser(FlexibleArgumentParser())
+    return {
+        action.option_strings[0]: {
+            "options": action.option_strings,
+            "kind": KINDS.get(type(action).__name__, "list" if action.nargs in ("+", "*") else "value"),
+            "optional_value": action.nargs == "?",
+            "choices": None if action.choices is None else [str(c) for c in action.choices],
+            "type": getattr(action.type, "__name__", None),
+        }
+        for action in parser._actions
+        if action.option_strings and action.dest != "help"
+    }
+
+
+def speculative_keys() -> dict[str, list[str] | None]:
+    """Fields of SpeculativeConfig; with the values of those that are closed sets."""
+    from vllm.config.speculative import SpeculativeConfig
+
+    hints = typing.get_type_hints(SpeculativeConfig)
+    return {field.name: _choices(hints.get(field.name)) for field in dataclasses.fields(SpeculativeConfig)}
+
+
+def _choices(hint: Any) -> list[str] | None:
+    """The values of a Literal or an Enum, alone or with None; else None."""
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return list(hint.__members__)
+    if typing.get_origin(hint) is typing.Literal:
+        return [str(v) for v in typing.get_args(hint)]
+    parts = [part for part in typing.get_args(hint) if part is not type(None)]
+    return _choices(parts[0]) if len(parts) == 1 and type(None) in typing.get_args(hint) else None
+
+
+def methods() -> list[str]:
+    """Values of ``method``."""
+    from vllm.config import speculative
+
+    return [str(m) for m in typing.get_args(speculative.SpeculativeMethod)]
+
+
+def mtp_model_types() -> list[str]:
+    """Draft model types that make the method ``mtp``."""
+    from vllm.config import speculative
+
+    return [str(m) for m in typing.get_args(speculative.MTPModelTypes)]
+
+
+class _AnyConfig(SimpleNamespace):
+    """A stand-in for a Hugging Face config that has every attribute the override asks for."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in ("text_config", "get_text_config"):
+            return self if name == "text_config" else lambda: self
+        return {"layer_types": [], "mtp_config": {"num_nextn_predict_layers": 1}}.get(name, 1)
+
+    def update(self, values: dict[str, Any]) -> None:
+        vars(self).update(values)
+
+
+def mtp_sources() -> dict[str, str]:
+    """``model_type`` and architecture of targets -> the MTP type vLLM makes of them, by its own override."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from vllm.config.speculative import SpeculativeConfig
+    from vllm.model_executor.models import ModelRegistry
+    from vllm.transformers_utils.config import _CONFIG_REGISTRY
+
+    known = set(mtp_model_types())
+    out: dict[str, str] = {}
+    for name in sorted({*_CONFIG_REGISTRY, *CONFIG_MAPPING_NAMES, *ModelRegistry.get_supported_archs()}):
+        is_architecture = name[:1].isupper()
+        config = _AnyConfig(
+            model_type="-" if is_architecture else name,
+            architectures=[name if is_architecture else "-"],
+            quantization_config=None,
+            mtp_layer_types=None,
+        )
+        try:
+            result = SpeculativeConfig.hf_config_override(typing.cast("Any", config)).model_type
+        except MOVED:
+            continue
+        if result in known:
+            out[name] = result
+    return out
+
+
+def architectures() -> list[str]:
+    """Model classes that this vLLM, with its plugins, can load."""
+    from vllm.model_executor.models import ModelRegistry
+
+    return sorted(ModelRegistry.get_supported_archs())
+
+
+def environment_names() -> list[str]:
+    """The ``VLLM_*`` variables it reads."""
+    import vllm.envs
+
+    return sorted(vllm.envs.environment_variables)
+
+
+def platform() -> str:
+    """``cpu``, ``cuda``, ``rocm``, ...: what this vLLM would run on."""
+    from vllm.platforms import current_platform
+
+    return str(current_platform.device_type)
+
+
+def has_triton() -> bool:
+    """Whether Triton kernels can run: without it Model Runner V2 is never chosen."""
+    from vllm.triton_utils import HAS_TRITON
+
+    return bool(HAS_TRITON)
+
+
+def default_max_num_seqs() -> int | None:
+    """The server's default for one GPU; None where it depends on a GPU that this process must not touch."""
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.usage.usage_lib import UsageContext
+
+    if platform() != "cpu":
+        return None
+    return int(EngineArgs.get_batch_defaults(1)[1][UsageContext.OPENAI_API_SERVER])
+
+
+def runner_refusals() -> dict[str, dict[str, list[str]]]:
+    """Method -> what Model Runner V1 and V2 each say they do not support, by vLLM's own rules."""
+    from vllm.config.vllm import VllmConfig
+
+    out: dict[str, dict[str, list[str]]] = {}
+    for method in methods():
+        config = SimpleNamespace(
+            speculative_config=SimpleNamespace(
+                method=method,
+                parallel_drafting=method in ("dflash", "dspark"),
+                use_heterogeneous_vocab=False,
+                enable_adaptive_verification=False,
+            ),
+            parallel_config=SimpleNamespace(
+                distributed_executor_backend=None,
+                pipeline_parallel_size=1,
+                prefill_context_parallel_size=1,
+                use_ubatching=False,
+                enable_batch_sharded_sampling=False,
+            ),
+            scheduler_config=SimpleNamespace(async_scheduling=False),
+            model_config=None,
+            lora_config=None,
+            _dflash_needs_multi_kv_group=lambda: False,
+            _is_dflash_candidate_draft=lambda: False,
+        )
+        out[method] = {
+            runner: [str(x) for x in getattr(VllmConfig, f"_get_{runner}_model_runner_unsupported_features")(config)]
+            for runner in ("v1", "v2")
+        }
+    return out
+
+
+def main() -> None:
+    """Answer every question, write the answers as JSON."""
+    answers: dict[str, Any] = {}
+    unanswered: dict[str, str] = {}
+    for question in (
+        flags, speculative_keys, methods, mtp_model_types, mtp_sources, architectures, environment_names, platform,
+        has_triton, default_max_num_seqs, runner_refusals,
+    ):  # fmt: skip
+        try:
+            answers[question.__name__] = question()
+        except MOVED as error:
+            unanswered[question.__name__] = f"{type(error).__name__}: {error}"
+    Path(sys.argv[1]).write_text(json.dumps(answers | {"unanswered": unanswered}), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
