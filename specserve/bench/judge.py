@@ -1,0 +1,197 @@
+"""From blocks to verdicts: per workload and concurrency, is the second arm faster, and is that sound?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Literal
+
+from specserve.bench import stats
+from specserve.bench.result import Block, Result, Speculation
+from specserve.bench.stats import Interval, Spread
+
+Verdict = Literal["faster", "slower", "no difference", "inconclusive", "unsound"]
+
+MIN_PROMPTS = 8
+"""Fewer paired prompts than this say too little about other prompts."""
+MAX_ERROR_SHARE = 0.02
+MAX_DRIFT = 0.25
+"""Two equal blocks further apart than this: the machine changed while it was measured."""
+SAME_WITHIN = 0.05
+"""A ratio whose whole interval lies this near to 1 is called no difference."""
+
+
+@dataclass(frozen=True)
+class ArmCell:
+    """One arm in one cell. Times in seconds, rates a second."""
+
+    arm: str
+    requests: int
+    errors: int
+    ttft: Spread | None
+    tpot: Spread | None
+    itl: Spread | None
+    e2e: Spread | None
+    requests_per_second: float
+    output_tokens_per_second: float
+    acceptance_rate: float | None
+    mean_acceptance_length: float | None
+    acceptance_per_position: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Both arms at one workload and concurrency."""
+
+    workload: str
+    concurrency: int
+    baseline: ArmCell
+    speculative: ArmCell
+    verdict: Verdict
+    speedup: Interval | None
+    """Baseline TPOT / speculative TPOT; None when unsound."""
+    throughput_speedup: float | None
+    noise: float | None
+    """Half width, as a ratio minus 1, that equal blocks alone explain."""
+    warnings: tuple[str, ...] = field(default=())
+
+
+def cells(result: Result) -> list[Cell]:
+    """Every cell in which both arms were measured; the first arm is the baseline."""
+    if len(result.arms) < 2:
+        return []
+    base, spec = result.arms[0].name, result.arms[1].name
+    keys = sorted({(b.workload, b.concurrency) for b in result.blocks})
+    out = []
+    for workload, concurrency in keys:
+        here = [b for b in result.blocks if (b.workload, b.concurrency) == (workload, concurrency)]
+        first, second = [b for b in here if b.arm == base], [b for b in here if b.arm == spec]
+        if first and second:
+            out.append(_cell(workload, concurrency, first, second))
+    return out
+
+
+def _cell(workload: str, concurrency: int, first: Sequence[Block], second: Sequence[Block]) -> Cell:
+    baseline, speculative = summarise(first), summarise(second)
+    ratio = stats.paired_ratio(_by_prompt(first), _by_prompt(second))
+    medians = [_block_medians(first), _block_medians(second)]
+    half = stats.block_half_width(medians) if all(medians) else None
+    warnings = _soundness(baseline, speculative, _by_prompt(first).keys() & _by_prompt(second).keys(), medians)
+    if ratio is not None and half is not None:
+        ratio = stats.widen(ratio, half)
+    verdict = _verdict(ratio, half, unsound=bool(warnings))
+    return Cell(
+        workload=workload,
+        concurrency=concurrency,
+        baseline=baseline,
+        speculative=speculative,
+        verdict=verdict,
+        speedup=None if verdict == "unsound" else ratio,
+        throughput_speedup=_throughput(baseline, speculative) if verdict != "unsound" else None,
+        noise=None if half is None else math.exp(half) - 1,
+        warnings=tuple(warnings),
+    )
+
+
+def _throughput(baseline: ArmCell, speculative: ArmCell) -> float | None:
+    if baseline.output_tokens_per_second <= 0:
+        return None
+    return speculative.output_tokens_per_second / baseline.output_tokens_per_second
+
+
+def _verdict(ratio: Interval | None, half: float | None, *, unsound: bool) -> Verdict:
+    if unsound:
+        return "unsound"
+    if ratio is None or half is None:
+        return "inconclusive"
+    if ratio.low > 1:
+        return "faster"
+    if ratio.high < 1:
+        return "slower"
+    if ratio.low > 1 - SAME_WITHIN and ratio.high < 1 + SAME_WITHIN:
+        return "no difference"
+    return "inconclusive"
+
+
+def _soundness(
+    baseline: ArmCell, speculative: ArmCell, paired: Iterable[str], medians: Sequence[Sequence[float]]
+) -> list[str]:
+    """Why no verdict may be drawn, each with what to run next."""
+    out = []
+    count = len(list(paired))
+    if count < MIN_PROMPTS:
+        out.append(f"{count} prompts were answered by both arms; at least {MIN_PROMPTS} are needed: raise --prompts")
+    for cell in (baseline, speculative):
+        if cell.errors > MAX_ERROR_SHARE * cell.requests:
+            out.append(
+                f"{cell.errors} of {cell.requests} requests of '{cell.arm}' failed: look at its log, then run again"
+            )
+    for cell, blocks in zip((baseline, speculative), medians, strict=True):
+        moved = stats.drift(blocks) if blocks else 0.0
+        if moved > MAX_DRIFT:
+            out.append(
+                f"equal blocks of '{cell.arm}' differ by {moved:.0%}; at most {MAX_DRIFT:.0%} is sound: "
+                "quiet the machine or raise --repeat"
+            )
+    return out
+
+
+def _by_prompt(blocks: Sequence[Block]) -> dict[str, float]:
+    """Prompt -> median TPOT over the blocks, in seconds."""
+    seen: dict[str, list[float]] = {}
+    for block in blocks:
+        for sample in block.samples:
+            if (tpot := sample.tpot_seconds) is not None and tpot > 0:
+                seen.setdefault(sample.prompt_id, []).append(tpot)
+    return {prompt: median(values) for prompt, values in seen.items()}
+
+
+def _block_medians(blocks: Sequence[Block]) -> list[float]:
+    out = []
+    for block in blocks:
+        values = [t for s in block.samples if (t := s.tpot_seconds) is not None and t > 0]
+        if values:
+            out.append(median(values))
+    return out
+
+
+def total(blocks: Sequence[Block]) -> Speculation | None:
+    """Speculation over several blocks; None when none of them drafted."""
+    known = [b.speculation for b in blocks if b.speculation is not None]
+    if not known:
+        return None
+    width = max(len(s.accepted_per_position) for s in known)
+    return Speculation(
+        drafts=sum(s.drafts for s in known),
+        draft_tokens=sum(s.draft_tokens for s in known),
+        accepted_tokens=sum(s.accepted_tokens for s in known),
+        accepted_per_position=[
+            sum(s.accepted_per_position[i] for s in known if i < len(s.accepted_per_position)) for i in range(width)
+        ],
+    )
+
+
+def summarise(blocks: Sequence[Block]) -> ArmCell:
+    """One arm's blocks of one cell as percentiles and rates."""
+    samples = [s for b in blocks for s in b.samples]
+    good = [s for s in samples if s.ok]
+    seconds = sum(b.duration_seconds for b in blocks)
+    spec = total(blocks)
+    return ArmCell(
+        arm=blocks[0].arm,
+        requests=len(samples),
+        errors=len(samples) - len(good),
+        ttft=stats.spread([s.ttft_seconds for s in good if s.ttft_seconds is not None]),
+        tpot=stats.spread([t for s in good if (t := s.tpot_seconds) is not None]),
+        itl=stats.spread([gap for s in good for gap in s.itl_seconds]),
+        e2e=stats.spread([s.e2e_seconds for s in good if s.e2e_seconds is not None]),
+        requests_per_second=len(good) / seconds if seconds else 0.0,
+        output_tokens_per_second=sum(s.output_tokens or 0 for s in good) / seconds if seconds else 0.0,
+        acceptance_rate=spec.accepted_tokens / spec.draft_tokens if spec and spec.draft_tokens else None,
+        mean_acceptance_length=1 + spec.accepted_tokens / spec.drafts if spec and spec.drafts else None,
+        acceptance_per_position=tuple(a / spec.drafts for a in spec.accepted_per_position)
+        if spec and spec.drafts
+        else (),
+    )

@@ -1,0 +1,162 @@
+"""Load on a server: requests of a workload through vLLM's own benchmark client, samples back."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from specserve.bench.result import Sample
+from specserve.bench.workload import Workload
+from specserve.errors import Unsound
+
+IMPORT_SECONDS = 180.0
+"""Longest time for the client's import of vLLM: 12 s on a quiet machine, far more on a busy or cold one."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one run of the load gave."""
+
+    samples: tuple[Sample, ...]
+    duration_seconds: float
+
+
+class LoadClient:
+    """vLLM's benchmark client in a process of its own; one import, many runs. Use as a context manager."""
+
+    def __init__(self, environ: Mapping[str, str], *, api_key: str | None = None, log: Path | None = None) -> None:
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else None
+        self._log = log.open("ab") if log else subprocess.DEVNULL
+        # A worker that answers over pipes and dies with its stdin; it serves nobody, so nothing supervises it.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "specserve.bench.client_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=dict(environ),
+            start_new_session=True,
+        )
+        self._buffer = b""
+        self.vllm_version: str | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def wait_ready(self) -> None:
+        """Wait for the import. Raises Unsound when the client cannot start."""
+        self.vllm_version = self._answer(IMPORT_SECONDS).get("vllm")
+
+    def run(
+        self,
+        base_url: str,
+        model: str,
+        workload: Workload,
+        *,
+        concurrency: int,
+        warmups: int = 0,
+        timeout_seconds: float = 3600,
+    ) -> Measured:
+        """Send the workload and return a sample for every request, in its order.
+
+        Raises Unsound when the client died, hung or could not send; a request that failed is a sample that is
+        not ok.
+        """
+        if self.vllm_version is None:
+            self.wait_ready()
+        self._send(
+            {
+                "base_url": base_url,
+                "model": model,
+                "concurrency": concurrency,
+                "warmups": warmups,
+                "timed": workload.is_timed,
+                "headers": self._headers,
+                "sampling": {"temperature": workload.temperature, "top_p": workload.top_p},
+                "requests": [r.model_dump(exclude_none=True) for r in workload.requests],
+            }
+        )
+        answer = self._answer(timeout_seconds)
+        if "failed" in answer:
+            raise Unsound(f"the load could not be sent: {answer['failed']}", where=base_url)
+        return Measured(_samples(workload, answer), float(answer["duration"]))
+
+    def close(self) -> None:
+        """End the client; it stops by itself when its input ends."""
+        if self._process.stdin:
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout:
+            self._process.stdout.close()
+        if not isinstance(self._log, int):
+            self._log.close()
+
+    def _send(self, job: Mapping[str, Any]) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(job).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            raise self._gone() from None
+
+    def _answer(self, timeout_seconds: float) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + timeout_seconds
+        descriptor = self._process.stdout.fileno()
+        while b"\n" not in self._buffer:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([descriptor], [], [], left)[0]:
+                self._process.kill()
+                raise Unsound(f"the benchmark client gave no answer in {timeout_seconds:.0f} s")
+            piece = os.read(descriptor, 1 << 16)
+            if not piece:
+                raise self._gone()
+            self._buffer += piece
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _gone(self) -> Unsound:
+        code = self._process.wait()
+        return Unsound(
+            f"vLLM's benchmark client ended with code {code}; it must stay for the whole benchmark",
+            fix="install vLLM beside specserve: pip install 'specserve[gpu]' (or [cpu])",
+        )
+
+
+def _samples(workload: Workload, answer: Mapping[str, Any]) -> tuple[Sample, ...]:
+    columns = ("ttfts", "latencies", "itls", "output_lens", "generated_texts", "errors")
+    rows = zip(*(answer[c] for c in columns), strict=True)
+    return tuple(_sample(r.id, workload.is_greedy, row) for r, row in zip(workload.requests, rows, strict=True))
+
+
+def _sample(prompt_id: str, keep_text: bool, row: tuple[Any, ...]) -> Sample:
+    ttft, latency, itl, tokens, text, error = row
+    if error or not tokens:
+        return Sample(prompt_id=prompt_id, ok=False, error=(error or "no tokens").strip().splitlines()[-1][:300])
+    return Sample(
+        prompt_id=prompt_id,
+        ok=True,
+        ttft_seconds=ttft,
+        e2e_seconds=latency,
+        output_tokens=tokens,
+        itl_seconds=itl,
+        text=text if keep_text else None,
+    )

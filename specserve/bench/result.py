@@ -1,0 +1,127 @@
+"""The result of a benchmark: what was measured, in one versioned JSON file. Nothing here judges.
+
+Version history of the file:
+1  first version
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from specserve.errors import ConfigError
+
+VERSION: Literal[1] = 1
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Sample(_Record):
+    """One request."""
+
+    prompt_id: str = Field(description="Prompt, unique in its workload.")
+    ok: bool = Field(description="Whether the request succeeded.")
+    ttft_seconds: float | None = Field(None, description="Request sent to first non-empty chunk.")
+    e2e_seconds: float | None = Field(None, description="Request sent to last chunk.")
+    output_tokens: int | None = Field(None, description="Tokens as the server counted them.")
+    itl_seconds: list[float] = Field(default_factory=list, description="Gaps between chunks.")
+    text: str | None = Field(None, description="The answer; kept for greedy workloads only.")
+    error: str | None = Field(None, description="Why it failed.")
+
+    @property
+    def tpot_seconds(self) -> float | None:
+        """(latency - TTFT) / (output tokens - 1); None for at most one token."""
+        if not self.ok or self.e2e_seconds is None or self.ttft_seconds is None or (self.output_tokens or 0) < 2:
+            return None
+        return (self.e2e_seconds - self.ttft_seconds) / ((self.output_tokens or 0) - 1)
+
+
+class Speculation(_Record):
+    """Deltas of the engine's counters over one block."""
+
+    drafts: float
+    draft_tokens: float
+    accepted_tokens: float
+    accepted_per_position: list[float] = Field(default_factory=list, description="Accepted at position i, 0-based.")
+
+
+class Block(_Record):
+    """One arm under one load, measured once."""
+
+    index: int = Field(description="Position in time, from 0.")
+    arm: str
+    workload: str
+    concurrency: int
+    started_seconds: float = Field(description="Since the start of the benchmark.")
+    duration_seconds: float
+    samples: list[Sample]
+    speculation: Speculation | None = Field(None, description="None where nothing was drafted or it is unknown.")
+    prefix_cache_hit_ratio: float | None = None
+    gpu: dict[str, float] | None = Field(None, description="Means over the block, where there is a GPU.")
+
+
+class Arm(_Record):
+    """One configuration under test."""
+
+    name: str
+    config: dict[str, Any] = Field(default_factory=dict, description="Resolved configuration, secrets masked.")
+    url: str | None = Field(None, description="Set when a server that already ran was measured.")
+    ready_seconds: list[float] = Field(default_factory=list, description="Time to ready of each start.")
+    kv_cache_tokens: int | None = None
+
+
+class Answers(_Record):
+    """Greedy answers of both arms, compared."""
+
+    workload: str
+    compared: int
+    identical: int
+    near_ties: int = Field(description="First difference where the target itself was undecided.")
+    divergent: int = Field(description="Answers that the target would not have given.")
+    unscored: int = Field(0, description="Different answers that could not be scored.")
+    repeat_differs: int | None = Field(None, description="Answers that differ between two runs of the baseline itself.")
+    examples: list[dict[str, Any]] = Field(default_factory=list)
+
+
+class Result(_Record):
+    """One benchmark."""
+
+    version: Literal[1] = VERSION
+    specserve_version: str
+    engine: str | None = Field(None, description="Distribution and version, e.g. vllm 0.33.0.")
+    created: str = Field(description="UTC, ISO 8601.")
+    machine: dict[str, Any] = Field(default_factory=dict)
+    title: str = ""
+    arms: list[Arm]
+    blocks: list[Block]
+    order: list[str] = Field(default_factory=list, description="What happened, in order: starts, stops, blocks.")
+    answers: list[Answers] = Field(default_factory=list)
+    complete: bool = Field(True, description="False when it was interrupted; what was measured is all here.")
+
+
+def read(path: Path) -> Result:
+    """Read a result file. Raises ConfigError when it is none."""
+    try:
+        return Result.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", where=str(path)) from None
+    except (ValueError, ValidationError) as error:
+        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else "it is not JSON"
+        raise ConfigError(
+            f"is no benchmark result of version {VERSION}: {reason}",
+            where=str(path),
+            fix="give a result.json that bench wrote",
+        ) from None
+
+
+def write(result: Result, path: Path) -> None:
+    """Write a result file; a reader sees the old or the new one, never half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(result.model_dump_json(indent=1), encoding="utf-8")
+    temporary.replace(path)

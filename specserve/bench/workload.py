@@ -1,0 +1,245 @@
+"""What is asked: built-in workloads, and the user's own traffic. Prompts with how they are to be sent."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from specserve.errors import ConfigError, Problem
+
+Message = Mapping[str, str]
+
+MAX_LINE_BYTES = 1 << 20
+MAX_REQUESTS = 100_000
+
+
+class Request(BaseModel):
+    """One request of a workload."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str
+    messages: tuple[dict[str, str], ...] | None = Field(None, description="Chat messages; None for plain completion.")
+    prompt: str | None = Field(None, description="Text to complete; None for chat.")
+    max_tokens: int = Field(128, ge=1)
+    at_seconds: float | None = Field(None, ge=0, description="When a recorded request was sent, from the first one.")
+
+
+class Workload(BaseModel):
+    """Requests that belong together, and how they are sent."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    description: str = ""
+    predictability: str = Field("", description="How much of the answer stands in the prompt already.")
+    temperature: float = Field(0.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    requests: tuple[Request, ...]
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether it is replayed at its recorded times."""
+        return all(r.at_seconds is not None for r in self.requests)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether two runs should give the same answers."""
+        return self.temperature == 0
+
+
+def builtin_names() -> list[str]:
+    """Names of the workloads that come with specserve."""
+    folder = resources.files("specserve.bench") / "workloads"
+    return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
+
+
+def builtin(name: str) -> Workload:
+    """One of the workloads that come with specserve. Raises ConfigError for an unknown name."""
+    if name not in builtin_names():
+        raise ConfigError(
+            f"unknown workload '{name}'; known: {', '.join(builtin_names())}",
+            where="--workload",
+            fix="or give --trace FILE",
+        )
+    text = (resources.files("specserve.bench") / "workloads" / f"{name}.yaml").read_text(encoding="utf-8")
+    document = yaml.safe_load(text)
+    prompts = document.pop("prompts")
+    max_tokens = document.pop("max_tokens")
+    return Workload(
+        name=name,
+        requests=tuple(
+            Request(id=f"{name}-{i:03d}", messages=({"role": "user", "content": p},), max_tokens=max_tokens)
+            for i, p in enumerate(prompts)
+        ),
+        **document,
+    )
+
+
+def pick(workload: Workload, count: int, *, seed: int) -> Workload:
+    """``count`` of its requests, the same for the same seed; recorded times keep their order."""
+    if workload.is_timed or count >= len(workload.requests):
+        return workload.model_copy(update={"requests": workload.requests[:count]})
+    chosen = random.Random(seed).sample(workload.requests, count)  # noqa: S311 sampling, not cryptography
+    return workload.model_copy(update={"requests": tuple(chosen)})
+
+
+def as_completions(workload: Workload) -> Workload:
+    """The same requests for a model without a chat template: the contents of the messages as plain text."""
+    return workload.model_copy(
+        update={
+            "requests": tuple(
+                r
+                if r.messages is None
+                else r.model_copy(
+                    update={"prompt": "\n".join(m.get("content", "") for m in r.messages) + "\n", "messages": None}
+                )
+                for r in workload.requests
+            )
+        }
+    )
+
+
+def from_file(path: Path, *, max_tokens: int = 128) -> Workload:
+    """The user's own traffic, one JSON object (or one plain prompt) a line.
+
+    Understood: OpenAI request bodies (``messages`` or ``prompt``, with ``max_tokens``, ``temperature`` and, when
+    recorded, ``timestamp`` in seconds), also under a ``body`` or ``request`` key; ShareGPT (``conversations``);
+    plain text. Raises ConfigError with every bad line.
+    """
+    problems: list[Problem] = []
+    requests: list[Request] = []
+    temperatures: list[float] = []
+    for number, line in _lines(path):
+        try:
+            request, temperature = _request(line, number, max_tokens)
+        except (ValueError, ValidationError) as error:
+            reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+            problems.append(Problem(reason, f"{path}:{number}"))
+            continue
+        requests.append(request)
+        temperatures.append(temperature)
+    if problems:
+        raise ConfigError(problems[:20])
+    if not requests:
+        raise ConfigError("holds no requests; must have one a line", where=str(path))
+    return Workload(
+        name=path.name.split(".")[0],
+        temperature=sorted(temperatures)[len(temperatures) // 2],
+        requests=tuple(_from_first(requests)),
+    )
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if len(line) > MAX_LINE_BYTES:
+                    raise ConfigError(f"is longer than {MAX_LINE_BYTES} characters", where=f"{path}:{number}")
+                if number > MAX_REQUESTS:
+                    raise ConfigError(f"has more than {MAX_REQUESTS} lines; cut it", where=str(path))
+                if line.strip():
+                    yield number, line.strip()
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", where=str(path)) from None
+    except UnicodeDecodeError:
+        raise ConfigError("is not UTF-8 text", where=str(path)) from None
+
+
+def _request(line: str, number: int, max_tokens: int) -> tuple[Request, float]:
+    if not line.startswith(("{", "[")):
+        return Request(id=f"line-{number}", prompt=line, max_tokens=max_tokens), 0.0
+    entry = json.loads(line)
+    if not isinstance(entry, dict):
+        raise ValueError("is not a JSON object; must be one request")
+    body = next((entry[k] for k in ("body", "request") if isinstance(entry.get(k), dict)), entry)
+    when = next((entry[k] for k in ("timestamp", "at_seconds") if isinstance(entry.get(k), int | float)), None)
+    length = body.get("max_tokens") or body.get("max_completion_tokens") or entry.get("output_tokens") or max_tokens
+    messages = _messages(body)
+    prompt = body.get("prompt")
+    if messages is None and not (isinstance(prompt, str) and prompt):
+        raise ValueError("has neither 'messages' nor 'prompt' nor 'conversations'; must have one of them")
+    return (
+        Request(
+            id=f"line-{number}",
+            messages=messages,
+            prompt=None if messages else prompt,
+            max_tokens=int(length),
+            at_seconds=when,
+        ),
+        float(body.get("temperature") or 0.0),
+    )
+
+
+def _messages(body: Mapping[str, Any]) -> tuple[dict[str, str], ...] | None:
+    """Chat messages up to and including the last that a user sent; None when there are none."""
+    roles = {"human": "user", "gpt": "assistant", "system": "system"}
+    found: list[dict[str, str]] = []
+    for turn in body.get("messages") or ():
+        if isinstance(turn, dict) and isinstance(turn.get("content"), str):
+            found.append({"role": str(turn.get("role", "user")), "content": turn["content"]})
+    for turn in body.get("conversations") or ():
+        if isinstance(turn, dict) and turn.get("from") in roles and isinstance(turn.get("value"), str):
+            found.append({"role": roles[turn["from"]], "content": turn["value"]})
+    while found and found[-1]["role"] == "assistant":
+        found.pop()
+    return tuple(found) or None
+
+
+def _from_first(requests: Sequence[Request]) -> Iterable[Request]:
+    """Recorded times counted from the first; without a time for every request, none is timed."""
+    times = [r.at_seconds for r in requests]
+    if any(t is None for t in times):
+        return [r.model_copy(update={"at_seconds": None}) for r in requests]
+    first = min(t for t in times if t is not None)
+    return sorted(
+        (r.model_copy(update={"at_seconds": (r.at_seconds or 0.0) - first}) for r in requests),
+        key=lambda r: r.at_seconds or 0.0,
+    )
+
+
+_KEPT = (
+    "messages",
+    "conversations",
+    "prompt",
+    "max_tokens",
+    "max_completion_tokens",
+    "temperature",
+    "top_p",
+    "timestamp",
+)
+
+
+def redact(line: str, *, keep_text: bool) -> str:
+    """One line of a trace without who sent it: only what shapes the load is kept.
+
+    Without ``keep_text`` every word becomes a stable nonsense word of the same length, so lengths and
+    repetition (what n-gram lookup and prefix caching live on) stay, and the content does not.
+    """
+    entry: dict[str, Any] = json.loads(line) if line.startswith("{") else {"prompt": line}
+    body: dict[str, Any] = next((entry[k] for k in ("body", "request") if isinstance(entry.get(k), dict)), entry)
+    kept = {k: body[k] for k in _KEPT if k in body} | {k: entry[k] for k in ("timestamp",) if k in entry}
+    return json.dumps(kept if keep_text else _masked(kept), ensure_ascii=False)
+
+
+def _masked(value: Any, key: str = "") -> Any:
+    if isinstance(value, dict):
+        return {k: _masked(v, k) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_masked(v, key) for v in value]
+    if isinstance(value, str) and key not in ("role", "from"):
+        return " ".join(_nonsense(word) for word in value.split(" "))
+    return value
+
+
+def _nonsense(word: str) -> str:
+    digest = hashlib.sha256(word.encode()).hexdigest()
+    return "".join("abcdefghijklmnop"[int(digest[i % 64], 16)] if c.isalnum() else c for i, c in enumerate(word))
