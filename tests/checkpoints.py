@@ -89,7 +89,7 @@ def small_llama(**changes: Any) -> Checkpoint:
     return llama(**{"hidden_size": 32, "layers": 2, "heads": 2, "kv_heads": 2, "intermediate_size": 64} | changes)
 
 
-def layer(
+def layer(  # noqa: PLR0917
     prefix: str, hidden: int, q: int, kv: int, inner: int, dtype: str, *, fan_in: int | None = None
 ) -> dict[str, Tensor]:
     """The tensors of one Llama layer; ``fan_in`` widens what attention reads (EAGLE3)."""
@@ -266,7 +266,8 @@ def tokenizer(
         "truncation": None,
         "padding": None,
         "added_tokens": [
-            {"id": i, "content": t, "special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+            {"id": i, "content": t, "special": True}
+            | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
             for t, i in special.items()
         ],
         "normalizer": None,

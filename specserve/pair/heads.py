@@ -1,0 +1,153 @@
+"""Draft heads: checkpoints that cannot speak alone and read the target's hidden states instead.
+
+What each head needs was read in vLLM 0.32 (2026-11-29): ``llama_eagle.py``, ``llama_eagle3.py``, ``qwen3_dflash.py``,
+``medusa.py``, ``mlp_speculator.py``, ``configs/eagle.py``, ``configs/speculators/``, ``config/speculative.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+from specserve.config.schema import Settings
+from specserve.findings import Finding
+from specserve.pair import head_shapes as shapes
+from specserve.pair.facts import ModelFacts
+from specserve.pair.head_shapes import DRAFT, bad_config, head_of, mask_token
+
+_SPECULATORS = {"eagle3": "eagle3", "peagle": "eagle3", "dflash": "dflash", "dflash2": "dflash", "dspark": "dspark"}
+"""``speculators_model_type`` -> vLLM's method."""
+
+
+def kind_of(facts: ModelFacts) -> str | None:
+    """Which method a checkpoint was made for; ``draft_model`` for a whole language model; None when unclear."""
+    speculators = facts.config.get("speculators_model_type")
+    if isinstance(speculators, str):
+        return _SPECULATORS.get(speculators)
+    names = " ".join([*facts.architectures, facts.model_type]).lower()
+    for word in ("eagle3", "dflash", "dspark", "medusa", "mlpspeculator", "mlp_speculator"):
+        if word in names:
+            return "mlp_speculator" if word.startswith("mlp") else word
+    if "mtp" in names or facts.model_type in ("gemma4_assistant", "gemma4_unified_assistant"):
+        return "mtp"
+    if any(key.startswith("medusa_num") for key in facts.config):
+        return "medusa"
+    return _kind_by_tensors(facts, "eagle" in names)
+
+
+def _kind_by_tensors(facts: ModelFacts, named_eagle: bool) -> str | None:
+    """EAGLE heads carry the target's architecture name; only their tensors tell."""
+    tensors = facts.tensors or {}
+    if {"d2t", "t2d"} & tensors.keys() or any(n.startswith(("midlayer.", "model.midlayer.")) for n in tensors):
+        return "eagle3"
+    if named_eagle or ("fc.weight" in tensors and any(n.startswith("layers.") for n in tensors)):
+        return "eagle"
+    if any(re.match(r"(model\.|language_model\.|transformer\.)?.*(layers|h|blocks)\.\d+\.", n) for n in tensors):
+        return "draft_model"
+    return "draft_model" if any("ForCausalLM" in a or "LMHead" in a for a in facts.architectures) else None
+
+
+_NAMES = {
+    "draft_model": "a whole language model",
+    "eagle": "an EAGLE head",
+    "eagle3": "an EAGLE3 head",
+    "mtp": "an MTP module",
+    "medusa": "a set of Medusa heads",
+    "mlp_speculator": "an MLP speculator",
+    "dflash": "a DFlash head",
+    "dspark": "a DSpark head",
+}
+
+
+def check(settings: Settings, target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:
+    """Everything about a draft checkpoint under a method; a whole language model passes with nothing said here."""
+    method, kind = settings.method, kind_of(draft)
+    if method is None:
+        return
+    if mismatch := _wrong_kind(method, kind):
+        yield mismatch
+        return
+    yield from _speculators(settings, target, draft)
+    head = head_of(draft)
+    k = settings.speculative_decoding.num_speculative_tokens
+    checks: dict[str, Callable[[], Iterator[Finding]]] = {
+        "eagle": lambda: shapes.eagle(target, head),
+        "eagle3": lambda: shapes.eagle3(target, head, parallel=bool(settings.speculative_decoding.parallel_drafting)),
+        "dflash": lambda: shapes.dflash(target, head, k),
+        "dspark": lambda: shapes.block(head, k, "dspark"),
+        "medusa": lambda: shapes.medusa(target, head, k),
+        "mlp_speculator": lambda: shapes.mlp(target, head, k),
+    }
+    if method in checks:
+        yield from checks[method]()
+    if settings.speculative_decoding.parallel_drafting and not mask_token(head):
+        message = "parallel_drafting needs the id of a mask token and the draft's config.json names none"
+        yield Finding("mask-token-missing", "error", DRAFT, message, "remove speculative_decoding.parallel_drafting")
+
+
+def _wrong_kind(method: str, kind: str | None) -> Finding | None:
+    if kind in (None, method) or (method == "mtp" and kind == "draft_model"):
+        return None
+    where, fix = "speculative_decoding.method", f"set speculative_decoding.method: {kind}"
+    if method == "draft_model":
+        message = (
+            f"the draft is {_NAMES[kind]}, which cannot speak alone; method draft_model needs a whole language model"
+        )
+        return Finding("head-as-model", "error", where, message, fix)
+    if kind == "draft_model":
+        message = f"the draft is a whole language model; method {method} needs {_NAMES.get(method, 'its own head')}"
+        return Finding("model-as-head", "error", where, message, fix)
+    message = f"the draft is {_NAMES[kind]}; method {method} needs {_NAMES.get(method, 'its own head')}"
+    return Finding("head-kind", "error", where, message, fix)
+
+
+def _speculators(settings: Settings, target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:
+    """The speculators format: complete enough to unwrap, and made for this target."""
+    kind = draft.config.get("speculators_model_type")
+    if kind is not None:
+        inner = draft.config.get("transformer_layer_config")
+        model_type = inner.get("model_type", "llama") if isinstance(inner, Mapping) else None
+        required = {"peagle": ("mask_token_id",), "eagle3": ()}.get(
+            kind, ("mask_token_id", "aux_hidden_state_layer_ids")
+        )
+        missing = [k for k in required if k not in draft.config]
+        if not isinstance(inner, Mapping):
+            yield bad_config("transformer_layer_config is missing; vLLM cannot unwrap this speculators checkpoint")
+        elif kind not in _SPECULATORS:
+            yield bad_config(f"speculators_model_type {kind!r} is none that vLLM knows ({', '.join(_SPECULATORS)})")
+        elif kind in ("eagle3", "peagle") and model_type not in ("llama", "qwen3"):
+            yield bad_config(f"the head's layers are {model_type!r}; vLLM takes llama and qwen3 here")
+        elif missing:
+            yield bad_config(f"{', '.join(missing)} is missing; vLLM needs it for {kind}")
+        elif kind == "peagle" and not settings.speculative_decoding.parallel_drafting:
+            message = "this head drafts all tokens in one pass; parallel_drafting must be on"
+            fix = "set speculative_decoding.parallel_drafting: true"
+            yield Finding("head-config", "error", "speculative_decoding.parallel_drafting", message, fix)
+    yield from _verifier(target, draft)
+
+
+def _verifier(target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:
+    """Whether the head names another model than the configured target as the one it was trained for."""
+    spec = draft.config.get("speculators_config")
+    verifier = spec.get("verifier") if isinstance(spec, Mapping) else None
+    if not isinstance(verifier, Mapping):
+        return
+    trained_for, names = verifier.get("name_or_path"), verifier.get("architectures")
+    if isinstance(names, list) and names and target.architectures and not set(names) & set(target.architectures):
+        message = f"the head was trained for a {names[0]}; the target is a {target.architectures[0]}"
+        yield Finding("head-verifier", "error", DRAFT, message, "use a head that was trained for this target")
+    elif isinstance(trained_for, str) and trained_for and _name(trained_for) not in _target_names(target):
+        message = (
+            f"the head was trained for {trained_for}, the target is {target.path}; on other weights it is accepted less"
+        )
+        fix = "use the head of this very target, or measure acceptance"
+        yield Finding("head-verifier", "warning", DRAFT, message, fix)
+
+
+def _name(path: str) -> str:
+    return path.rstrip("/").rsplit("/", 1)[-1].lower()
+
+
+def _target_names(target: ModelFacts) -> set[str]:
+    given = target.config.get("_name_or_path")
+    return {_name(target.path)} | ({_name(given)} if isinstance(given, str) and given else set())

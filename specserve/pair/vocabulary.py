@@ -1,0 +1,337 @@
+"""Do both models mean the same by the same id? Token by token, since equal sizes prove nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from specserve.findings import Finding
+from specserve.pair import tokenizer_files
+from specserve.pair.facts import ModelFacts
+from specserve.pair.headers import Corrupt
+from specserve.pair.tokenizer_files import MissingLibrary, Tokenizer
+from specserve.units import percent
+
+DRAFT = "models.draft_model.path"
+SAMPLE = (
+    "The quick brown fox jumps over 13 lazy dogs; it cost $4.20 (really!).",
+    "def f(x: int) -> str:\n    return f\"{x:>8}\\t\" if x else ''\n",
+    "Größe, naïve façade, l'été, señor, Øre, žluťoučký kůň.",
+    "Съешь ещё этих мягких французских булок. Ξεσκεπάζω την ψυχοφθόρα βδελυγμία.",
+    "我们在北京学习人工智能。 日本語の文章です。 한국어 문장입니다.",
+    "مرحبا بالعالم، كيف حالك؟ שלום עולם. नमस्ते दुनिया। สวัสดีชาวโลก",
+    "E = mc², ∑ᵢ xᵢ ≥ 0, 🙂👩‍🚀, a\u0301 ﬁ ½ \u00a0\u200b \r\n\t  trailing  ",
+)
+"""What both tokenizers encode: prose, code, accents, Cyrillic, Greek, CJK, right-to-left, symbols, white space."""
+
+Relation = Literal["identical", "added", "different"]
+_ROLES = ("bos_token", "eos_token", "pad_token")
+_MAX_LISTED = 5
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two vocabularies side by side."""
+
+    target_tokens: int
+    draft_tokens: int
+    same_file: bool
+    ordinary_differences: tuple[tuple[int, str | None, str | None], ...] = ()
+    """The first ids whose ordinary token differs: id, target's token, draft's token."""
+    ordinary_difference_count: int = 0
+    added_differences: tuple[str, ...] = ()
+    """Added or reserved tokens that only one has, or that have different ids."""
+    rule_differences: tuple[str, ...] = ()
+    """Parts of tokenizer.json that differ: normalizer, pre_tokenizer, merges, model."""
+    sample_differs_at: int | None = None
+    """Index of the first line of SAMPLE that encodes to different ids."""
+    sample_compared: bool = False
+
+    @property
+    def relation(self) -> Relation:
+        """The closest description."""
+        if self.ordinary_difference_count:
+            return "different"
+        if self.added_differences:
+            return "added"
+        return "identical"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {
+            "relation": self.relation,
+            "target_tokens": self.target_tokens,
+            "draft_tokens": self.draft_tokens,
+            "ordinary_differences": self.ordinary_difference_count,
+            "added_differences": list(self.added_differences),
+            "rule_differences": list(self.rule_differences),
+            "sample_identical": self.sample_differs_at is None if self.sample_compared else None,
+        }
+
+
+def compare(target: Tokenizer, draft: Tokenizer) -> Comparison:
+    """Compare maps, rules and the encoding of SAMPLE. Identical files need no further look."""
+    if target.digest == draft.digest:
+        return Comparison(target.size, draft.size, same_file=True, sample_compared=True)
+    ordinary, count = _ordinary(target, draft)
+    rules = tuple(
+        part for part in target.rules if part in draft.rules and target.rules[part] != draft.rules[part]
+    )  # fmt: skip
+    same_rules = target.kind == draft.kind and bool(target.rules) and not rules
+    if count:  # the sample would only repeat what the maps already say
+        differs_at, compared = None, False
+    else:
+        differs_at, compared = (None, True) if same_rules else _sample(target, draft)
+    return Comparison(
+        target.size, draft.size, same_file=False, ordinary_differences=tuple(ordinary),
+        ordinary_difference_count=count, added_differences=_added(target, draft), rule_differences=rules,
+        sample_differs_at=differs_at, sample_compared=compared,
+    )  # fmt: skip
+
+
+def _ordinary(target: Tokenizer, draft: Tokenizer) -> tuple[list[tuple[int, str | None, str | None]], int]:
+    """Ids whose token differs, leaving out ids that either side uses for an added or reserved token."""
+    if target.base == draft.base:
+        return [], 0
+    odd = dict(target.base.items() ^ draft.base.items())
+    ids = {i for t, i in odd.items()} | {m[t] for t in odd for m in (target.base, draft.base) if t in m}
+    reserved = set(target.added.values()) | set(draft.added.values())
+    ours, theirs = _by_id(target.base, ids), _by_id(draft.base, ids)
+    wrong = sorted(i for i in ids - reserved if ours.get(i) != theirs.get(i) and not _both_reserved(ours, theirs, i))
+    return [(i, ours.get(i), theirs.get(i)) for i in wrong[:_MAX_LISTED]], len(wrong)
+
+
+def _by_id(base: Mapping[str, int], ids: set[int]) -> dict[int, str]:
+    return {i: t for t, i in base.items() if i in ids}
+
+
+def _both_reserved(ours: Mapping[int, str], theirs: Mapping[int, str], i: int) -> bool:
+    return all(t is None or _looks_reserved(t) for t in (ours.get(i), theirs.get(i)))
+
+
+def _looks_reserved(token: str) -> bool:
+    """Whether a token of the base vocabulary is a placeholder or control token.
+
+    >>> [_looks_reserved(t) for t in ("<unused12>", "<|reserved_7|>", "[PAD3]", "<a>", "the")]
+    [True, True, True, False, False]
+    """
+    return (token.startswith("<|") and token.endswith("|>")) or token.startswith(
+        ("<unused", "[unused", "<reserved", "<extra_id", "[PAD", "<SPECIAL_", "<special_", "▁<unused")
+    )
+
+
+def _added(target: Tokenizer, draft: Tokenizer) -> tuple[str, ...]:
+    ours, theirs = {**target.added}, {**draft.added}
+    names = {
+        token
+        for token in ours.keys() | theirs.keys()
+        if ours.get(token, target.base.get(token)) != theirs.get(token, draft.base.get(token))
+    }
+    return tuple(sorted(names))
+
+
+def _sample(target: Tokenizer, draft: Tokenizer) -> tuple[int | None, bool]:
+    """Index of the first line with different ids, and whether both could encode at all."""
+    ours, theirs = tokenizer_files.encoder(target), tokenizer_files.encoder(draft)
+    if ours is None or theirs is None:
+        return None, False
+    return next((i for i, line in enumerate(SAMPLE) if ours(line) != theirs(line)), None), True
+
+
+def overlap_ratio(target: Tokenizer, draft: Tokenizer) -> float | None:
+    """Part of the draft's tokens that the target has too, after space marks are made equal.
+
+    vLLM's ``vocab_mapping.py`` (0.32, read 2026-11-29) makes the same intersection. None for an empty vocabulary.
+    """
+    shared = _normalised(target), _normalised(draft)
+    return len(shared[0] & shared[1]) / len(shared[1]) if shared[1] else None
+
+
+def _normalised(tokenizer: Tokenizer) -> set[str]:
+    marks = tokenizer.space_prefix()
+    words = {*tokenizer.base, *tokenizer.added}
+    return {" " + w[1:] if w.startswith(marks) else w for w in words}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the vocabularies say about a pair."""
+
+    findings: tuple[Finding, ...]
+    comparison: Comparison | None = None
+    overlap: float | None = None
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def check(
+    target: ModelFacts,
+    draft: ModelFacts,
+    *,
+    heterogeneous: bool,
+    is_head: bool,
+    floor: float,
+    sizes_matter: bool = True,
+) -> Verdict:
+    """Every finding about the two vocabularies.
+
+    A head (EAGLE and alike) often ships no tokenizer; then its vocabulary is known from its shapes alone.
+    """
+    ours, problems = _open(target, "models.target_model.path")
+    theirs, more = _open(draft, DRAFT)
+    problems += more
+    if is_head and theirs is None:
+        return Verdict(tuple(p for p in problems if p.code != "tokenizer-missing"))
+    if ours is None or theirs is None:
+        sizes = _sizes(target, draft, None) if sizes_matter and not heterogeneous else ()
+        return Verdict((*problems, *sizes))
+    try:
+        if heterogeneous:
+            return _heterogeneous(target, draft, ours, theirs, floor)
+        comparison = compare(ours, theirs)
+    except (Corrupt, MissingLibrary) as e:
+        return Verdict((*problems, _unreadable(DRAFT, str(e))))
+    found = [
+        *(_sizes(target, draft, comparison) if sizes_matter else ()),
+        *_tokens(comparison),
+        *_rules(comparison),
+        *_special(target, draft),
+    ]
+    return Verdict((*problems, *found), comparison)
+
+
+def _open(facts: ModelFacts, where: str) -> tuple[Tokenizer | None, list[Finding]]:
+    try:
+        tokenizer = tokenizer_files.load(facts)
+    except MissingLibrary as e:
+        message = f"the tokenizer needs the {e} library, which is not installed; the vocabulary was not compared"
+        fix = "pip install 'specserve[vocab]'"
+        return None, [Finding("tokenizer-unreadable", "warning", where, message, fix)]
+    except Corrupt as e:
+        return None, [_unreadable(where, str(e))]
+    if tokenizer is None:
+        message = f"{facts.path} holds no tokenizer file; the vocabulary was not compared"
+        return None, [Finding("tokenizer-missing", "warning", where, message, "copy tokenizer.json beside config.json")]
+    return tokenizer, []
+
+
+def _unreadable(where: str, reason: str) -> Finding:
+    message = f"the tokenizer file {reason}; the vocabulary cannot be compared"
+    return Finding("tokenizer-corrupt", "error", where, message, "download the tokenizer again")
+
+
+def vocab_size(facts: ModelFacts) -> int | None:
+    """``vocab_size`` of the language model; None when config.json has none."""
+    n = facts.text_config.get("vocab_size", facts.config.get("vocab_size"))
+    return n if type(n) is int and n > 0 else None
+
+
+def _sizes(target: ModelFacts, draft: ModelFacts, comparison: Comparison | None) -> Iterator[Finding]:
+    ours, theirs = vocab_size(target), vocab_size(draft)
+    if ours is None or theirs is None or ours == theirs:
+        return
+    fix = "use a draft of the same vocab_size, or set speculative_decoding.use_heterogeneous_vocab: true"
+    head = f"config.json says vocab_size {ours} for the target and {theirs} for the draft"
+    if comparison is not None and comparison.relation in ("identical", "added"):
+        message = f"{head}; the tokenizers match and only the padding differs, but vLLM wants equal sizes"
+        yield Finding("vocab-size-padding", "error", DRAFT, message, fix)
+    else:
+        yield Finding("vocab-size", "error", DRAFT, f"{head}; they must be equal", fix)
+
+
+def _tokens(comparison: Comparison) -> Iterator[Finding]:
+    if comparison.ordinary_difference_count:
+        shown = ", ".join(f"{i}: {_quote(a)} / {_quote(b)}" for i, a, b in comparison.ordinary_differences)
+        message = (
+            f"{comparison.ordinary_difference_count} ids mean different tokens (target / draft: {shown}); "
+            "every id must mean the same to both"
+        )
+        fix = "use a draft of the target's own family, or set speculative_decoding.use_heterogeneous_vocab: true"
+        yield Finding("vocab-tokens", "error", DRAFT, message, fix)
+    elif comparison.added_differences:
+        listed = ", ".join(comparison.added_differences[:_MAX_LISTED])
+        more = len(comparison.added_differences) - _MAX_LISTED
+        message = (
+            f"ordinary tokens are identical, added tokens differ: {listed}{f' and {more} more' if more > 0 else ''}; "
+            "the draft cannot propose them"
+        )
+        yield Finding(
+            "vocab-added-tokens", "warning", DRAFT, message, "check the acceptance rate on chat and tool calls"
+        )
+
+
+def _quote(token: str | None) -> str:
+    return "nothing" if token is None else repr(token[:40])
+
+
+def _rules(comparison: Comparison) -> Iterator[Finding]:
+    if comparison.ordinary_difference_count or not (
+        comparison.rule_differences or comparison.sample_differs_at is not None
+    ):
+        return
+    parts = ", ".join(comparison.rule_differences) or "the tokenizers' rules"
+    if comparison.sample_differs_at is None:
+        message = f"the maps are identical, {parts} differ; the built-in sample encodes to the same ids"
+        yield Finding("tokenizer-rules", "info", DRAFT, message)
+        return
+    line = SAMPLE[comparison.sample_differs_at][:30]
+    message = (
+        f"the maps are identical, {parts} differ: {line!r}... encodes to other ids; the draft saw text split otherwise"
+    )
+    yield Finding("tokenizer-rules", "warning", DRAFT, message, "use the draft that was made for this target")
+
+
+def _special(target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:
+    differences = []
+    for role in _ROLES[:2]:
+        ours, theirs = _text(target.tokenizer_config.get(role)), _text(draft.tokenizer_config.get(role))
+        if ours and theirs and ours != theirs:
+            differences.append(f"{role} {ours!r} / {theirs!r}")
+    ours_stop, theirs_stop = stop_ids(target), stop_ids(draft)
+    if ours_stop and theirs_stop and not set(ours_stop) & set(theirs_stop):
+        differences.append(f"stop ids {ours_stop} / {theirs_stop}")
+    if differences:
+        message = (
+            f"special tokens differ (target / draft): {'; '.join(differences)}; the draft ends its turns otherwise"
+        )
+        fix = "use a draft tuned with the target's chat format"
+        yield Finding("special-tokens", "warning", DRAFT, message, fix)
+    if target.chat_template and draft.chat_template and target.chat_template.strip() != draft.chat_template.strip():
+        message = "the chat templates differ; a draft tuned on another format is accepted less often"
+        fix = "measure acceptance through /v1/chat/completions"
+        yield Finding("chat-template", "warning", DRAFT, message, fix)
+
+
+def _text(token: Any) -> str | None:
+    value = token.get("content") if isinstance(token, Mapping) else token
+    return value if isinstance(value, str) else None
+
+
+def stop_ids(facts: ModelFacts) -> list[int]:
+    """End-of-sequence ids that the engine stops at: generation_config.json, else config.json."""
+    for value in (facts.generation_config.get("eos_token_id"), facts.text_config.get("eos_token_id")):
+        ids = value if isinstance(value, list) else [value]
+        if found := sorted({i for i in ids if type(i) is int}):
+            return found
+    return []
+
+
+def _heterogeneous(target: ModelFacts, draft: ModelFacts, ours: Tokenizer, theirs: Tokenizer, floor: float) -> Verdict:
+    ratio, where = overlap_ratio(ours, theirs), "speculative_decoding.use_heterogeneous_vocab"
+    found = []
+    if ratio is not None and ratio < floor:
+        message = f"target and draft share {percent(ratio)} of the draft's tokens; must be at least {percent(floor)}"
+        fix = "use a draft of a closer family, or lower speculative_decoding.min_vocab_overlap_ratio"
+        found.append(Finding("vocab-overlap", "error", where, message, fix))
+    elif ratio is not None and ratio < 0.9:
+        message = f"target and draft share {percent(ratio)} of the draft's tokens; the rest can never be drafted"
+        found.append(Finding("vocab-overlap", "warning", where, message, "measure acceptance before rolling out"))
+    for facts, name in ((target, "target"), (draft, "draft")):
+        if not any(_text(facts.tokenizer_config.get(role)) for role in ("unk_token", "eos_token")):
+            message = (
+                f"the {name}'s tokenizer_config.json names neither unk_token nor eos_token; vLLM needs one to map to"
+            )
+            found.append(
+                Finding("vocab-no-fallback", "error", where, message, "add eos_token to tokenizer_config.json")
+            )
+    return Verdict(tuple(found), overlap=ratio)
