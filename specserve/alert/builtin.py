@@ -13,7 +13,7 @@ import yaml
 from pydantic import TypeAdapter
 
 from specserve.alert.rules import Guard, Rule
-from specserve.config.alerting import AcceptanceRate, Above, Alerts, Below, CustomRule, Severity, Timing
+from specserve.config.alerting import Above, AcceptanceRate, Alerts, Below, CustomRule, Severity, Timing
 from specserve.config.base import Section
 from specserve.config.schema import Settings
 from specserve.families import FAMILIES, window_label

@@ -27,7 +27,7 @@ class Alert:
     """Unix seconds at which it began to fire; None before."""
     ended_at: float | None = None
     inhibited_by: str | None = None
-    """The firing alert that explains this one; it is then not sent."""
+    """The firing alert that explains this one; nobody is told of it while that lasts."""
 
     def as_dict(self) -> dict[str, object]:
         """The JSON form."""
@@ -48,7 +48,7 @@ class Evaluation:
     active: tuple[Alert, ...] = ()
     """Pending and firing alerts, inhibited ones included."""
     to_send: tuple[Alert, ...] = ()
-    """What receivers should know now: firing and not inhibited, or just resolved after having been announced."""
+    """What receivers should know now: firing alerts, and those just resolved. Not one that was inhibited throughout."""
 
 
 @dataclass(slots=True)
@@ -111,7 +111,8 @@ def _announce(alerts: Sequence[tuple[Alert, _Tracked]], inhibited_by: Mapping[st
             continue
         inhibitor = min(inhibited_by[alert.name] & firing, default=None)
         active.append(replace(alert, inhibited_by=inhibitor))
-        if alert.state is State.FIRING and inhibitor is None:
+        if alert.state is State.FIRING and (inhibitor is None or tracked.announced):
+            # Who was told of an alert goes on being told: Alertmanager would take silence for its end.
             tracked.announced = True
             to_send.append(alert)
     return Evaluation(tuple(active), tuple(to_send))

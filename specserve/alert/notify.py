@@ -1,0 +1,260 @@
+"""Receivers: Alertmanager, webhook, Slack. A dead one delays nobody, loses little, and leaks nothing.
+
+`Notifier.publish` is called after every evaluation with what receivers should know *now*; it only fills one
+bounded outbox for each receiver and returns. One thread for each receiver empties its outbox. An outbox holds
+the latest word on an alert, not a history: after an outage the receiver hears how things stand.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import requests
+
+from specserve.alert import messages
+from specserve.alert.evaluate import Alert
+from specserve.alert.rules import State
+from specserve.config.alerting import AlertmanagerReceiver, Receiver, SlackReceiver, WebhookReceiver
+from specserve.families import key
+
+_LOG = logging.getLogger(__name__)
+_TIMEOUT = (3.0, 5.0)
+"""Seconds to connect and to wait for the answer."""
+_RETRY_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+_BATCH = 64
+"""Alerts in one message."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Times in seconds, and the size of an outbox."""
+
+    repeat: float = 14400.0
+    """Webhook and Slack hear again of an alert that still fires."""
+    resend: float = 60.0
+    """Alertmanager must hear again, or it takes the alert for resolved after four times this."""
+    first_retry: float = 1.0
+    longest_retry: float = 60.0
+    capacity: int = 256
+
+
+class Outbox:
+    """The latest word on each alert that one receiver has not heard yet. Full: the oldest goes."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._waiting: OrderedDict[str, Alert] = OrderedDict()
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def put(self, fingerprint: str, alert: Alert) -> int:
+        """Add or replace; the number of alerts that had to go."""
+        with self._changed:
+            self._waiting[fingerprint] = alert
+            dropped = max(0, len(self._waiting) - self._capacity)
+            for _ in range(dropped):
+                self._waiting.popitem(last=False)
+            self._changed.notify()
+        return dropped
+
+    def put_back(self, batch: Mapping[str, Alert]) -> int:
+        """Return what could not be sent, unless something newer has come; the number that found no room."""
+        with self._changed:
+            still_news = [fingerprint for fingerprint in batch if fingerprint not in self._waiting]
+            room = max(0, self._capacity - len(self._waiting))
+            for fingerprint in reversed(still_news[max(0, len(still_news) - room) :]):
+                self._waiting[fingerprint] = batch[fingerprint]
+                self._waiting.move_to_end(fingerprint, last=False)
+        return max(0, len(still_news) - room)
+
+    def take(self, timeout: float) -> dict[str, Alert]:
+        """Up to one message's worth, oldest first; empty after ``timeout`` seconds without any."""
+        with self._changed:
+            if not self._waiting and not self._closed:
+                self._changed.wait(timeout)
+            return dict(self._waiting.popitem(last=False) for _ in range(min(_BATCH, len(self._waiting))))
+
+    def close(self) -> None:
+        """From now on `take` does not wait."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The outcome of one attempt."""
+
+    ok: bool
+    again: bool = False
+    """Whether another attempt could succeed."""
+    what: str = ""
+    """What happened, without URL, headers or body."""
+
+
+class Worker:
+    """One receiver: its outbox, its thread, and what it was told last."""
+
+    def __init__(
+        self, name: str, config: Receiver, identity: Mapping[str, str], pace: Pace, wall: Callable[[], float]
+    ) -> None:
+        self.name = name
+        self.outcomes: Counter[str] = Counter()
+        self.outbox = Outbox(pace.capacity)
+        self._config, self._identity, self._pace, self._wall = config, identity, pace, wall
+        self._told: dict[str, tuple[State, float]] = {}
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"notify-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to send."""
+        self._thread.start()
+
+    def publish(self, alerts: Sequence[Alert], now: float) -> None:
+        """Queue what this receiver does not know yet, or must hear again."""
+        repeat = self._pace.resend if isinstance(self._config, AlertmanagerReceiver) else self._pace.repeat
+        present = set()
+        for alert in alerts:
+            fingerprint = messages.fingerprint(messages.labels(alert, self._identity))
+            present.add(fingerprint)
+            state, at = self._told.get(fingerprint, (None, 0.0))
+            if state is not alert.state or (alert.state is State.FIRING and now - at >= repeat):
+                self._told[fingerprint] = (alert.state, now)
+                self.outcomes["dropped"] += self.outbox.put(fingerprint, alert)
+        self._told = {f: told for f, told in self._told.items() if f in present or told[0] is State.FIRING}
+
+    def stop(self) -> None:
+        """Ask the thread to send what is left, once, and end."""
+        self._stopping.set()
+        self.outbox.close()
+
+    def join(self, timeout: float) -> None:
+        """Wait for the thread."""
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        pause, complaint = self._pace.first_retry, ""
+        with requests.Session() as session:
+            while True:
+                stopping = self._stopping.is_set()
+                batch = self.outbox.take(3600.0)
+                if not batch:
+                    if stopping:
+                        return
+                    continue
+                answer = self._send(session, list(batch.values()))
+                if answer.what != complaint:
+                    self._report(answer)
+                complaint = answer.what
+                if answer.again and not stopping:
+                    self.outcomes["failed"] += self.outbox.put_back(batch)
+                    self._stopping.wait(pause)
+                    pause = min(2 * pause, self._pace.longest_retry)
+                else:
+                    self.outcomes["sent" if answer.ok else "failed"] += len(batch)
+                    pause = self._pace.first_retry
+
+    def _report(self, answer: Answer) -> None:
+        """Log a failure once, when it differs from the last one, and the recovery."""
+        if answer.ok:
+            _LOG.info("alert receiver works again", extra={"receiver": self.name})
+        else:
+            then = "will try again" if answer.again else "gave up on this message"
+            _LOG.warning("alert receiver failed: %s; %s", answer.what, then, extra={"receiver": self.name})
+
+    def _send(self, session: requests.Session, alerts: Sequence[Alert]) -> Answer:
+        url, body, headers = self._request(alerts)
+        try:
+            # Neither redirected (a secret would travel on) nor read: only the status counts.
+            with session.post(
+                url, data=body, headers=headers, timeout=_TIMEOUT, allow_redirects=False, stream=True
+            ) as response:
+                status = response.status_code
+        except (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema, requests.exceptions.MissingSchema):
+            return Answer(False, what="its URL is not valid")
+        except requests.RequestException as error:
+            # The text of these errors holds the URL, which for Slack is the secret.
+            return Answer(False, again=True, what=f"{type(error).__name__} at {urlsplit(url).hostname}")
+        if 200 <= status < 300:
+            return Answer(True)
+        return Answer(False, again=status in _RETRY_STATUS, what=f"HTTP {status} from {urlsplit(url).hostname}")
+
+    def _request(self, alerts: Sequence[Alert]) -> tuple[str, bytes, dict[str, str]]:
+        headers = {"Content-Type": "application/json", "User-Agent": "specserve"}
+        now = self._wall()
+        match self._config:
+            case AlertmanagerReceiver(url=url):
+                until = now + 4 * self._pace.resend
+                body = _json(messages.alertmanager(alerts, self._identity, until=until))
+                return url.rstrip("/") + "/api/v2/alerts", body, headers
+            case WebhookReceiver(url=url, secret=secret):
+                body = _json(messages.webhook(alerts, self._identity))
+                if secret is not None:
+                    signed = messages.signature(secret.get_secret_value(), body, at=int(now))
+                    headers[messages.SIGNATURE_HEADER] = signed
+                return url, body, headers
+            case SlackReceiver(url=url):
+                return url.get_secret_value() if url else "", _json(messages.slack(alerts, self._identity)), headers
+
+
+def _json(body: object) -> bytes:
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+class Notifier:
+    """All receivers of the config."""
+
+    def __init__(
+        self,
+        receivers: Sequence[Receiver],
+        *,
+        identity: Mapping[str, str],
+        pace: Pace | None = None,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        pace = pace or Pace()
+        counts: Counter[str] = Counter()
+        self.workers: list[Worker] = []
+        for receiver in receivers:
+            counts[receiver.type] += 1
+            number = counts[receiver.type]
+            name = receiver.type if number == 1 else f"{receiver.type}-{number}"
+            self.workers.append(Worker(name, receiver, identity, pace, wall))
+
+    def start(self) -> None:
+        """Start one thread for each receiver."""
+        for worker in self.workers:
+            worker.start()
+
+    def publish(self, alerts: Sequence[Alert], *, now: float) -> None:
+        """Tell the receivers how things stand (`Evaluation.to_send`). Never blocks. ``now``: monotonic seconds."""
+        for worker in self.workers:
+            worker.publish(alerts, now)
+
+    def stop(self, *, drain_seconds: float = 2.0) -> None:
+        """Send what is queued, one attempt each, for at most ``drain_seconds`` in all."""
+        for worker in self.workers:
+            worker.stop()
+        deadline = time.monotonic() + drain_seconds
+        for worker in self.workers:
+            worker.join(max(0.0, deadline - time.monotonic()))
+
+    def readings(self) -> dict[str, float]:
+        """The ``specserve_notification*`` samples."""
+        result = {
+            key("specserve_notifications_total", receiver=worker.name, outcome=outcome): float(worker.outcomes[outcome])
+            for worker in self.workers
+            for outcome in ("sent", "failed", "dropped")
+        }
+        waiting = sum(len(worker.outbox) for worker in self.workers)
+        return {**result, key("specserve_notification_queue_length"): float(waiting)} if self.workers else {}

@@ -1,0 +1,129 @@
+"""The built-in alerts as one Prometheus rule file for a fleet, and what Alertmanager inhibits.
+
+The same thresholds, times and minimum samples as on one server. Between the two thresholds an alert goes on
+only if it fires already, which a rule learns from Prometheus' own ``ALERTS`` series.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import yaml
+
+from specserve.alert.builtin import Definition, Thresholds, definitions, fill, runbook_url, thresholds
+from specserve.config.alerting import Alerts
+from specserve.families import window_label
+
+BY = {"model": "namespace, job, model_name", "instance": "namespace, job, pod, instance, model_name"}
+"""Labels that remain. namespace and pod exist in Kubernetes only; elsewhere they are empty and harmless."""
+_HEADER = """\
+# Prometheus alerting rules for a fleet of specserve. Generated: specserve alerts rules
+# Thresholds come from the `alerts` section of a config file: specserve alerts rules CONFIG
+"""
+
+
+def rule_file(alerts: Alerts, *, runbook_base_url: str | None = None) -> str:
+    """The YAML text of the rule file."""
+    base = runbook_base_url or alerts.runbook_base_url
+    shown = [(d, limits) for d in definitions() if (limits := thresholds(alerts, d.name)).active]
+    rules = [*_records(alerts, shown), *(_alert(alerts, d, limits, base) for d, limits in shown)]
+    document = {"groups": [{"name": "specserve", "rules": rules}]}
+    return _HEADER + yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
+
+
+def inhibit_rules() -> str:
+    """``inhibit_rules`` for Alertmanager's own configuration, as YAML."""
+    sources: dict[str, list[str]] = {}
+    for definition in definitions():
+        for source in sorted(definition.inhibited_by):
+            sources.setdefault(source, []).append(definition.name)
+    rules = [
+        {
+            "source_matchers": [f'alertname="{source}"'],
+            "target_matchers": [f'alertname=~"{"|".join(targets)}"'],
+            "equal": ["namespace", "job", "model_name"],
+        }
+        for source, targets in sources.items()
+    ]
+    return yaml.dump({"inhibit_rules": rules}, Dumper=_Dumper, sort_keys=False, width=110)
+
+
+def _records(alerts: Alerts, shown: Iterable[tuple[Definition, Thresholds]]) -> Iterable[dict[str, Any]]:
+    for definition, _ in shown:
+        if definition.fleet.record:
+            yield {
+                "record": _record_name(alerts, definition),
+                "expr": _fill(alerts, definition, definition.fleet.value),
+            }
+
+
+def _record_name(alerts: Alerts, definition: Definition) -> str:
+    return f"{definition.fleet.by}:" + _fill(alerts, definition, definition.fleet.record or "")
+
+
+def _fill(alerts: Alerts, definition: Definition, text: str) -> str:
+    acceptance_window = {"acceptance_window": window_label(alerts.acceptance_rate.window_seconds)}
+    window = fill(definition.fleet.window, acceptance_window)
+    return fill(text, {"by": BY[definition.fleet.by], "window": window})
+
+
+def _alert(alerts: Alerts, definition: Definition, limits: Thresholds, base: str) -> dict[str, Any]:
+    timing = limits.timing
+    return {
+        "alert": definition.name,
+        "expr": _expression(alerts, definition, limits),
+        "for": short_duration(timing.for_seconds),
+        "keep_firing_for": short_duration(timing.keep_firing_for_seconds),
+        "labels": {"severity": definition.severity},
+        "annotations": {
+            "summary": definition.summary,
+            "description": _description(definition, limits),
+            "runbook_url": runbook_url(base, definition.name),
+        },
+    }
+
+
+def _expression(alerts: Alerts, definition: Definition, limits: Thresholds) -> str:
+    fleet, by = definition.fleet, BY[definition.fleet.by]
+    value = _record_name(alerts, definition) if fleet.record else _fill(alerts, definition, fleet.value)
+    sign = "<" if limits.direction == "below" else ">"
+    expression = f"{value} {sign} {limits.fire:g}"
+    if limits.resolve != limits.fire:
+        fires = f'ALERTS{{alertname="{definition.name}", alertstate="firing"}}'
+        expression = f"({expression} or ({value} {sign} {limits.resolve:g} and on ({_matching(value, by)}) {fires}))"
+    if fleet.traffic and limits.min_samples > 0:
+        expression += f" and on ({by}) {_fill(alerts, definition, fleet.traffic)} >= {limits.min_samples:g}"
+    if fleet.guard:
+        expression += f" and on ({by}) {_fill(alerts, definition, fleet.guard)}"
+    return expression
+
+
+def _matching(value: str, by: str) -> str:
+    """Labels that tell one alert from another; devices have one more."""
+    return f"{by}, gpu" if f"({by}, gpu)" in value else by
+
+
+def _description(definition: Definition, limits: Thresholds) -> str:
+    limit = "" if limits.fire == 0 and limits.resolve == 0 else f" (fires {limits.direction} {limits.fire:g})"
+    where = "{{ $labels.model_name }}" + ("" if definition.fleet.by == "model" else " on {{ $labels.instance }}")
+    value = f"{where}: {{{{ $value | humanize }}}}{limit}. " if definition.metric else ""
+    return f"{value}Likely: {'; '.join(definition.causes)}."
+
+
+def short_duration(seconds: float) -> str:
+    """Seconds as Prometheus writes a duration.
+
+    >>> short_duration(120), short_duration(0), short_duration(1.5)
+    ('2m', '0s', '1500ms')
+    """
+    if seconds != int(seconds):
+        return f"{seconds * 1000:.0f}ms"
+    return f"{int(seconds) // 60}m" if seconds and seconds % 60 == 0 else f"{int(seconds)}s"
+
+
+class _Dumper(yaml.SafeDumper):
+    """Indents lists and keeps long expressions readable."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)

@@ -1,0 +1,78 @@
+"""``specserve alerts``: the table of alerts, and the rule file for Prometheus."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from specserve.config.alerting import Alerts
+
+_CONFIG = click.argument("config", required=False, type=click.Path(dir_okay=False))
+
+
+@click.group()
+def alerts() -> None:
+    """Alerts: what fires when, and the same as Prometheus rules."""
+
+
+def _settings(config: str | None) -> Alerts:
+    """The ``alerts`` section of the file; the defaults without one."""
+    from specserve.config.alerting import Alerts
+    from specserve.config.load import load
+
+    return load(Path(config), environ=os.environ).settings.alerts if config else Alerts()
+
+
+@alerts.command("list")
+@_CONFIG
+@click.option("--format", "output", type=click.Choice(["text", "json", "markdown"]), default="text", show_default=True)
+def list_(config: str | None, output: str) -> None:
+    """Print the built-in alerts and their thresholds."""
+    from specserve.alert import page
+
+    if output == "markdown":
+        click.echo(page.markdown(), nl=False)
+        return
+    rows = page.rows(_settings(config))
+    if output == "json":
+        import json
+
+        click.echo(json.dumps(rows, indent=2))
+        return
+    for row in rows:
+        click.echo(f"{row['name']:22} {row['severity']:9} {row['rule']:40} {row['summary']}")
+
+
+@alerts.command()
+@_CONFIG
+@click.option("--runbook-base-url", metavar="URL", help="Where the runbook pages are; default alerts.runbook_base_url.")
+def rules(config: str | None, runbook_base_url: str | None) -> None:
+    """Print the Prometheus rule file for a fleet.
+
+    \b
+    specserve alerts rules > specserve.rules.yaml && promtool check rules specserve.rules.yaml
+    """
+    from specserve.alert.prometheus import rule_file
+
+    click.echo(rule_file(_settings(config), runbook_base_url=runbook_base_url), nl=False)
+
+
+@alerts.command()
+def inhibit() -> None:
+    """Print inhibit_rules for Alertmanager's configuration."""
+    from specserve.alert.prometheus import inhibit_rules
+
+    click.echo(inhibit_rules(), nl=False)
+
+
+@alerts.command()
+def metrics() -> None:
+    """Print the metrics that a custom rule may use, with their labels."""
+    from specserve.alert import page
+
+    for line in page.metrics():
+        click.echo(line)
