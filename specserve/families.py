@@ -274,10 +274,3 @@ FAMILIES: Mapping[str, Family] = {
     for family in section()
 }
 """Name -> family, in the order of the documentation."""
-
-WORST_OF: Mapping[str, str] = {
-    "specserve_gpu_memory_used_ratio": "gpu",
-    "specserve_gpu_temperature_celsius": "gpu",
-    "specserve_gpu_power_ratio": "gpu",
-}
-"""Families whose bare name is a reading too: the highest value over the label (a rule over "any GPU")."""

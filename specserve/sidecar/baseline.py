@@ -13,7 +13,7 @@ import json
 import logging
 import statistics
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -131,7 +131,7 @@ class Baseline:
         settled = [v for at, v in self.points.get(quantity.reading, ()) if at <= wall - SETTLE_SECONDS]
         return statistics.median(settled) if len(settled) >= MIN_POINTS else None
 
-    def readings(self, wall: float, readings: Readings, windows: Mapping[str, float]) -> dict[str, float]:
+    def readings(self, wall: float, readings: Readings, windows: Sequence[str]) -> dict[str, float]:
         """The references, and how far each window is from them."""
         out: dict[str, float] = {}
         for quantity in QUANTITIES:

@@ -1,0 +1,123 @@
+"""Telemetry of the GPUs that the engine uses, through NVML. What a device does not report is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from specserve.families import key
+
+THROTTLE_REASONS: Mapping[str, int] = {"power": 0x4 | 0x80, "thermal": 0x20 | 0x40, "hardware": 0x8}
+"""NVML's clock event reasons (nvml.h, 13.580): software power cap and power brake; software and hardware thermal
+slowdown; the hardware's general slowdown."""
+
+
+class Telemetry:
+    """Reads the devices once per cycle. ``nvml`` is the pynvml module, or anything with its functions."""
+
+    def __init__(self, nvml: Any, *, visible: str | None, count: int) -> None:
+        """``visible`` is the engine's CUDA_VISIBLE_DEVICES; ``count`` how many devices it uses (TP x PP)."""
+        self._nvml, self._visible, self._count = nvml, visible, count
+        self._handles: list[tuple[int, str, Any]] | None = None
+
+    def readings(self, pids: Collection[int] = ()) -> dict[str, float]:
+        """Everything about the devices in use; empty without a GPU or a driver.
+
+        In use are those on which one of ``pids`` computes; where NVML hides processes (containers), the first
+        ``count`` of the visible ones.
+        """
+        nvml = self._nvml
+        try:
+            if self._handles is None:
+                nvml.nvmlInit()
+                self._handles = self._devices()
+        except nvml.NVMLError:
+            return {}
+        out: dict[str, float] = {}
+        for index, uuid, handle in self._used(pids):
+            out |= self._device(str(index), uuid, handle)
+        return out
+
+    def _devices(self) -> list[tuple[int, str, Any]]:
+        nvml = self._nvml
+        found = []
+        for index in range(nvml.nvmlDeviceGetCount()):
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            found.append((index, _text(nvml.nvmlDeviceGetUUID(handle)), handle))
+        if self._visible is None:
+            return found
+        chosen = []
+        for entry in (part.strip() for part in self._visible.split(",")):
+            match = [d for d in found if entry and (str(d[0]) == entry or d[1].startswith(entry))]
+            if not match:
+                break
+            chosen.append(match[0])
+        return chosen
+
+    def _used(self, pids: Collection[int]) -> list[tuple[int, str, Any]]:
+        devices = self._handles or []
+        running = [d for d in devices if pids and not set(pids).isdisjoint(self._processes(d[2]) or ())]
+        return running or devices[: self._count]
+
+    def _processes(self, handle: Any) -> list[int] | None:
+        try:
+            return [process.pid for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+        except self._nvml.NVMLError:
+            return None
+
+    def _device(self, gpu: str, uuid: str, handle: Any) -> dict[str, float]:
+        nvml = self._nvml
+        out: dict[str, float] = {}
+
+        def take(what: str, read: Callable[[], float], **labels: str) -> float | None:
+            """A function that the device or the driver lacks leaves the reading out."""
+            try:
+                value = float(read())
+            except nvml.NVMLError:
+                return None
+            out[key(f"specserve_gpu_{what}", gpu=gpu, **labels)] = value
+            return value
+
+        take("info", lambda: 1.0, name=_name(nvml, handle), uuid=uuid)
+        take("utilization_ratio", lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
+        used = take("memory_used_bytes", lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used)
+        total = take("memory_total_bytes", lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total)
+        take("temperature_celsius", lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
+        take(
+            "temperature_limit_celsius",
+            lambda: nvml.nvmlDeviceGetTemperatureThreshold(handle, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
+        )
+        power = take("power_watts", lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000)
+        limit = take("power_limit_watts", lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000)
+        for name, part, whole in (("memory_used_ratio", used, total), ("power_ratio", power, limit)):
+            if part is not None and whole:
+                out[key(f"specserve_gpu_{name}", gpu=gpu)] = part / whole
+        for reason, bits in THROTTLE_REASONS.items():
+            take("throttled", lambda b=bits: bool(_throttle(nvml, handle) & b), reason=reason)  # type: ignore[misc]
+        for kind, number in (
+            ("corrected", nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
+            ("uncorrected", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
+        ):
+            take(
+                "ecc_errors_total",
+                lambda n=number: nvml.nvmlDeviceGetTotalEccErrors(handle, n, nvml.NVML_VOLATILE_ECC),  # type: ignore[misc]
+                type=kind,
+            )
+        if (processes := self._processes(handle)) is not None:
+            out[key("specserve_gpu_processes", gpu=gpu)] = float(len(processes))
+        return out
+
+
+def _throttle(nvml: Any, handle: Any) -> int:
+    return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+
+
+def _name(nvml: Any, handle: Any) -> str:
+    try:
+        return _text(nvml.nvmlDeviceGetName(handle))
+    except nvml.NVMLError:
+        return "unknown"
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
