@@ -18,7 +18,7 @@ class Alert:
     state: State
     reason: Reason
     labels: Labels
-    """The instance's own labels (gpu, engine, window ...)."""
+    """What tells the instances of one rule apart (gpu, engine ...)."""
     value: float | None
     summary: str
     description: str
@@ -125,7 +125,7 @@ def _alert(rule: Rule, labels: Labels, tracked: _Tracked, at: float) -> Alert:
         severity=rule.severity,
         state=instance.state,
         reason=instance.reason,
-        labels=labels,
+        labels=tuple(pair for pair in labels if len(rule.labels.get(pair[0], ())) != 1),
         value=instance.value,
         summary=rule.summary,
         description=_describe(rule, labels, instance),

@@ -42,7 +42,8 @@ def inhibit_rules() -> str:
         {
             "source_matchers": [f'alertname="{source}"'],
             "target_matchers": [f'alertname=~"{"|".join(targets)}"'],
-            "equal": ["namespace", "job", "model_name"],
+            # A dead replica explains its own alerts, which carry its instance, and not those of the whole model.
+            "equal": ["namespace", "job", "instance", "model_name"],
         }
         for source, targets in sources.items()
     ]

@@ -211,3 +211,17 @@ class Alerts(Section):
         default_factory=dict, description="Labels on every notification, e.g. {cluster: a}."
     )
     runbook_base_url: str = Field("docs/runbooks", description="Where the runbook pages are; a link in notifications.")
+
+    @model_validator(mode="after")
+    def _names(self) -> Self:
+        seen = {"AcceptanceRateLow", *Rules.model_fields}
+        for custom in self.custom:
+            if custom.name in seen:
+                raise ValueError(f"alert '{custom.name}' exists already; a custom rule needs a name of its own")
+            seen.add(custom.name)
+            window = custom.labels.get("window")
+            known = sorted({*families.WINDOWS, self.acceptance_rate.window_seconds})
+            if window is not None and window not in map(families.window_label, known):
+                names = ", ".join(map(families.window_label, known))
+                raise ValueError(f"custom rule '{custom.name}': there is no window '{window}'; there are {names}")
+        return self

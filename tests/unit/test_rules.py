@@ -1,0 +1,302 @@
+"""Alerts as a state machine: every transition, in virtual time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from specserve.alert.builtin import definitions, rules
+from specserve.alert.evaluate import Evaluation, Evaluator
+from specserve.alert.rules import Guard, Instance, Observation, Reason, Rule, State, advance, observe
+from specserve.config.alerting import Alerts, Rules
+from specserve.config.schema import Settings
+from specserve.families import FAMILIES, family_of, key
+
+LOW = Rule("Low", "specserve_acceptance_rate", "below", 0.5, 0.55, for_seconds=60, keep_firing_for_seconds=30)
+HOT = Rule("Hot", "specserve_gpu_temperature_celsius", "above", 88, 83)
+
+
+def settings(**alerts: Any) -> Settings:
+    return Settings.model_validate({"models": {"target_model": {"path": "target"}}, "alerts": alerts})
+
+
+def run(rule: Rule, *steps: tuple[float, float | None]) -> list[tuple[str, Reason]]:
+    """State and reason after each (time, value)."""
+    instance, seen = Instance(), []
+    for now, value in steps:
+        instance = advance(rule, instance, Observation(value), now)
+        seen.append((instance.state.value, instance.reason))
+    return seen
+
+
+def states(rule: Rule, *steps: tuple[float, float | None]) -> list[str]:
+    return [state for state, _ in run(rule, *steps)]
+
+
+def test_fires_only_after_for() -> None:
+    """A breach is pending until it has lasted for_seconds, then it fires."""
+    assert states(LOW, (0, 0.4), (59.9, 0.4), (60, 0.4)) == ["pending", "pending", "firing"]
+
+
+def test_a_break_starts_the_wait_over() -> None:
+    """One good value, or one between the thresholds, in the pending time resets it."""
+    assert states(LOW, (0, 0.4), (30, 0.52), (60, 0.4), (119, 0.4), (120, 0.4)) == [
+        "pending",
+        "inactive",
+        "pending",
+        "pending",
+        "firing",
+    ]
+
+
+def test_without_for_it_fires_at_once() -> None:
+    """for_seconds 0 fires on the first breach; the threshold itself is not a breach."""
+    assert states(HOT, (0, 88.0), (1, 88.1)) == ["inactive", "firing"]
+
+
+def test_hysteresis_holds_between_the_thresholds() -> None:
+    """A firing alert stays while the value is between the thresholds, however long."""
+    steps = [(0.0, 0.4), (60.0, 0.4), (100.0, 0.52), (5000.0, 0.549)]
+    assert run(LOW, *steps)[2:] == [("firing", Reason.BETWEEN), ("firing", Reason.BETWEEN)]
+
+
+def test_keeps_firing_then_resolves() -> None:
+    """Above resolve_above the alert is kept for keep_firing_for after the last breach, then resolves, then is quiet."""
+    seen = run(LOW, (0, 0.4), (60, 0.4), (70, 0.6), (89, 0.6), (90, 0.6), (95, 0.6))
+    assert seen[2:] == [
+        ("firing", Reason.KEEPING),
+        ("firing", Reason.KEEPING),
+        ("resolved", Reason.CLEAR),
+        ("inactive", Reason.CLEAR),
+    ]
+
+
+def test_a_relapse_while_kept_is_one_alert() -> None:
+    """A breach during keep_firing_for continues the same alert, and the keeping starts over."""
+    assert states(LOW, (0, 0.4), (60, 0.4), (80, 0.6), (89, 0.4), (110, 0.6), (118, 0.6), (119, 0.6)) == [
+        "pending",
+        "firing",
+        "firing",
+        "firing",
+        "firing",
+        "firing",
+        "resolved",
+    ]
+
+
+def test_absent_never_fires() -> None:
+    """Without a value nothing becomes pending, and a pending alert starts over."""
+    assert run(LOW, (0, None), (1, 0.4), (30, None), (61, 0.4)) == [
+        ("inactive", Reason.NO_DATA),
+        ("pending", Reason.WAITING),
+        ("inactive", Reason.NO_DATA),
+        ("pending", Reason.WAITING),
+    ]
+
+
+def test_absent_does_not_clear_at_once() -> None:
+    """A firing alert without data is kept, and then resolves for the stated reason; its last value stays known."""
+    assert run(LOW, (0, 0.4), (60, 0.4), (89, None), (90, None))[2:] == [
+        ("firing", Reason.KEEPING_NO_DATA),
+        ("resolved", Reason.NO_DATA),
+    ]
+    fired = advance(LOW, Instance(State.FIRING, held_at=0.0, value=0.4), Observation(None), 10)
+    assert fired.value == 0.4
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(0, 1)), max_size=60))
+def test_never_fires_before_for(values: list[float | None]) -> None:
+    """Whatever the values, an alert that begins to fire has seen breaches without a break for for_seconds."""
+    instance, breaches = Instance(), 0
+    for n, value in enumerate(values):
+        before = instance.state
+        instance = advance(LOW, instance, Observation(value), 10.0 * n)
+        breaches = breaches + 1 if value is not None and value < 0.5 else 0
+        if instance.state is State.FIRING and before is not State.FIRING:
+            assert breaches >= 7
+
+
+def test_sample_and_guards_silence_a_rule() -> None:
+    """Too few samples, an unknown sample, or a guard that does not hold: no value, and the reason why."""
+    rule = Rule(
+        "Low",
+        "specserve_acceptance_rate",
+        "below",
+        0.5,
+        0.55,
+        labels={"window": ("5m",)},
+        sample="n",
+        min_samples=1000,
+        guards=(Guard("specserve_requests_running", at_most=8),),
+    )
+    rate = {key("specserve_acceptance_rate", window="5m"): 0.1, "specserve_requests_running": 8.0}
+
+    def only(readings: dict[str, float]) -> Observation:
+        (seen,) = observe(rule, readings).values()
+        return seen
+
+    assert only({**rate, "n": 1000}) == Observation(0.1)
+    assert only({**rate, "n": 999}).absent is Reason.TOO_FEW_SAMPLES
+    assert only(rate) == Observation(None, Reason.TOO_FEW_SAMPLES)
+    assert only({**rate, "n": 1000, "specserve_requests_running": 9.0}) == Observation(None, Reason.GUARDED)
+    assert only({"n": 1000}) == Observation(None, Reason.GUARDED)
+
+
+def test_one_alert_for_each_device() -> None:
+    """Labels that the rule leaves open make one instance each; other families of a longer name do not match."""
+    evaluator = Evaluator([HOT])
+    celsius = "specserve_gpu_temperature_celsius"
+    readings = {key(celsius, gpu="0"): 90.0, key(celsius, gpu="1"): 70.0, celsius: 90.0, celsius + "_x": 99.0}
+    (alert,) = evaluator.evaluate(readings, now=0, at=1000).active
+    assert (alert.labels, alert.value) == ((("gpu", "0"),), 90.0)
+
+
+def test_an_instance_that_vanished_resolves() -> None:
+    """When the device's reading goes, its alert resolves without data and is forgotten."""
+    evaluator = Evaluator([HOT])
+    evaluator.evaluate({key("specserve_gpu_temperature_celsius", gpu="0"): 90.0}, now=0, at=1000)
+    (gone,) = evaluator.evaluate({}, now=5, at=1005).to_send
+    assert (gone.state, gone.reason, gone.started_at, gone.ended_at) == (State.RESOLVED, Reason.NO_DATA, 1000, 1005)
+    assert evaluator.evaluate({}, now=10, at=1010) == Evaluation()
+
+
+def condition(name: str) -> dict[str, float]:
+    return {key("specserve_engine_condition", condition=name): 1.0}
+
+
+def test_inhibited_alerts_are_shown_not_sent() -> None:
+    """While the engine is down a queue alert that fires is not sent; when it is up again and the queue stays, it is."""
+    rules_ = {"QueueBacklog": {"for_seconds": 0}, "EngineDown": {"for_seconds": 0, "keep_firing_for_seconds": 0}}
+    evaluator = Evaluator(rules(settings(rules=rules_)))
+    queue = {"specserve_requests_waiting": 100.0}
+    first = evaluator.evaluate({**queue, **condition("down")}, now=0, at=0)
+    assert [(a.name, a.inhibited_by) for a in first.active] == [("EngineDown", None), ("QueueBacklog", "EngineDown")]
+    assert [a.name for a in first.to_send] == ["EngineDown"]
+    second = evaluator.evaluate({**queue, **condition("progressing")}, now=5, at=5)
+    assert [(a.name, a.state.value) for a in second.to_send] == [("EngineDown", "resolved"), ("QueueBacklog", "firing")]
+
+
+def test_who_was_told_hears_the_end() -> None:
+    """An alert that was sent and then inhibited goes on being sent, and its end too; one never sent ends silently."""
+    rules_ = {
+        "QueueBacklog": {"for_seconds": 0, "keep_firing_for_seconds": 0},
+        "KVCachePressure": {"for_seconds": 0, "keep_firing_for_seconds": 0},
+        "EngineDown": {"for_seconds": 0, "keep_firing_for_seconds": 600},
+    }
+    evaluator = Evaluator(rules(settings(rules=rules_)))
+    queue, full = {"specserve_requests_waiting": 100.0}, {"specserve_kv_cache_usage_ratio": 0.99}
+    evaluator.evaluate(queue, now=0, at=0)
+    down = evaluator.evaluate({**queue, **full, **condition("down")}, now=5, at=5)
+    assert [a.name for a in down.to_send] == ["EngineDown", "QueueBacklog"]
+    ended = evaluator.evaluate(condition("down"), now=10, at=10)
+    assert [(a.name, a.state.value) for a in ended.to_send] == [("EngineDown", "firing"), ("QueueBacklog", "resolved")]
+
+
+def test_speculation_inactive_knows_the_schedule() -> None:
+    """No drafts while text is generated fires, unless the batch is larger than the config lets speculate."""
+    output = {key("specserve_window_generation_tokens", window="5m"): 5000.0, "specserve_speculation_configured": 1.0}
+    config = settings(rules={"SpeculationInactive": {"for_seconds": 0}}).model_dump(exclude_unset=True)
+    config["speculative_decoding"] = {"schedule": [[1, 8, 5], [9, 256, 0]]}
+    alone = Evaluator(rules(Settings.model_validate(config)))
+
+    def names(running: float, **drafted: float) -> list[str]:
+        readings = {**output, "specserve_requests_running": running}
+        if drafted:
+            readings[key("specserve_window_draft_tokens", window="5m")] = drafted["drafted"]
+        return [a.name for a in alone.evaluate(readings, now=0, at=0).to_send]
+
+    assert names(running=9) == []
+    assert names(running=8, drafted=50) == []
+    assert names(running=8) == ["SpeculationInactive"]
+
+
+def test_every_alert_is_consistent() -> None:
+    """Each built-in alert has a setting, and each reading it names is of a family that is exported."""
+    assert {d.name for d in definitions()} == {"AcceptanceRateLow", *Rules.model_fields}
+    for definition in definitions():
+        named = [definition.metric, definition.sample, *(guard.reading for guard in definition.guards)]
+        assert {family_of(name) for name in named if name} <= FAMILIES.keys(), definition.name
+        assert set(definition.labels) <= set(FAMILIES[definition.metric].labels if definition.metric else ())
+        assert definition.inhibited_by <= {d.name for d in definitions()} - {definition.name}
+
+
+def test_nothing_fires_on_an_idle_server() -> None:
+    """With no readings, and with those of an idle healthy server, every built-in alert stays inactive."""
+    on = {name: {"for_seconds": 0} for name in Rules.model_fields}
+    evaluator = Evaluator(rules(settings(rules=on, acceptance_rate={"for_seconds": 0})))
+    idle = {
+        **condition("idle"),
+        "specserve_requests_running": 0.0,
+        "specserve_requests_waiting": 0.0,
+        "specserve_kv_cache_usage_ratio": 0.0,
+        "specserve_speculation_configured": 1.0,
+        **{key(f"specserve_window_{n}", window="5m"): 0.0 for n in ("draft_tokens", "drafts", "generation_tokens")},
+    }
+    assert evaluator.evaluate({}, now=0, at=0) == Evaluation()
+    assert evaluator.evaluate(idle, now=5, at=5) == Evaluation()
+    assert set(evaluator.readings(Evaluation()).values()) == {0.0}
+
+
+def test_settings_reach_the_rules() -> None:
+    """Thresholds, windows and switches of the file are those of the rules; an alert without a number has no rule."""
+    made = {
+        rule.name: rule
+        for rule in rules(
+            settings(
+                acceptance_rate={"fire_below": 0.3, "resolve_above": 0.4, "window_seconds": 90},
+                rules={"QueueBacklog": {"enabled": False}, "LatencySLOTTFT": {"fire_above": 0.5}},
+            )
+        )
+    }
+    low = made["AcceptanceRateLow"]
+    assert (low.fire, low.resolve, low.labels, low.min_samples) == (0.3, 0.4, {"window": ("90s",)}, 1000)
+    assert low.sample == key("specserve_window_draft_tokens", window="90s")
+    assert (made["LatencySLOTTFT"].fire, made["LatencySLOTTFT"].resolve) == (0.5, 0.5)
+    assert made["DraftPositionsWasted"].labels["position"] == ("4",)
+    assert "QueueBacklog" not in made
+    assert "LatencySLOTPOT" not in made
+
+
+def test_custom_rule() -> None:
+    """A user's rule fires over any exported number, one alert for each label value it leaves open."""
+    mine = {"name": "EngineBusy", "metric": "specserve_engine_requests_running", "fire_above": 10, "for_seconds": 0}
+    evaluator = Evaluator(rules(settings(custom=[{**mine, "severity": "info"}])))
+    readings = {key("specserve_engine_requests_running", engine=str(n)): 8.0 + 2 * n for n in range(3)}
+    (alert,) = evaluator.evaluate(readings, now=0, at=0).to_send
+    assert (alert.name, alert.severity, alert.labels, alert.value) == ("EngineBusy", "info", (("engine", "2"),), 12.0)
+    assert alert.summary == "Requests in execution on one engine."
+
+
+@pytest.mark.parametrize(
+    ("custom", "message"),
+    [
+        ({"metric": "specserve_acceptence_rate"}, "did you mean 'specserve_acceptance_rate'?"),
+        (
+            {"metric": "specserve_requests_running", "labels": {"engine": "0"}},
+            "has no label 'engine'; it has no labels",
+        ),
+        ({"fire_above": 1.0}, "exactly one of fire_below and fire_above"),
+        ({"resolve_above": 0.4}, "resolve_above is less than fire_below"),
+        ({"resolve_below": 0.4}, "resolve_below with fire_above"),
+        ({"name": "EngineDown"}, "'EngineDown' exists already"),
+        ({"labels": {"window": "7m"}}, "there is no window '7m'; there are 1m, 5m, 30m"),
+    ],
+)
+def test_custom_rule_refused(custom: dict[str, Any], message: str) -> None:
+    """A rule that could never mean what its writer wants is an error of the config."""
+    whole = {"name": "Mine", "metric": "specserve_acceptance_rate", "fire_below": 0.5, **custom}
+    with pytest.raises(ValidationError) as refused:
+        Alerts.model_validate({"custom": [whole]})
+    assert message in str(refused.value)
+
+
+def test_a_part_of_a_rule_keeps_the_rest() -> None:
+    """Setting one key of a built-in alert leaves its other defaults; thresholds in the wrong order are refused."""
+    changed = Alerts.model_validate({"rules": {"KVCachePressure": {"fire_above": 0.9}}}).rules.KVCachePressure
+    assert (changed.fire_above, changed.resolve_below, changed.for_seconds) == (0.9, 0.85, 300)
+    with pytest.raises(ValidationError, match="resolve_below is more than fire_above"):
+        Alerts.model_validate({"rules": {"KVCachePressure": {"fire_above": 0.8}}})
