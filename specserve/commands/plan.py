@@ -1,0 +1,45 @@
+"""``specserve plan``: whether the deployment fits, and what it leaves for requests."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from specserve.commands.options import config_command, format_option
+
+if TYPE_CHECKING:
+    from specserve.config.load import Loaded
+
+
+@click.command("plan")
+@config_command
+@format_option
+@click.option("--grid", "with_grid", is_flag=True, help="Add a what-if table: context, draft, GPU share.")
+def plan(loaded: Loaded, output: str, with_grid: bool) -> None:
+    """Plan the GPU memory of CONFIG from metadata alone; exit code 3 when it does not fit."""
+    from specserve.errors import ExitCode
+    from specserve.pair import vram_text
+    from specserve.planning import Planning
+
+    planning = Planning.of(loaded, environ=os.environ)
+    made = planning.plan()
+    cells = planning.grid(made) if with_grid else []
+    if output == "json":
+        body = {"vram": made.as_dict(), "conclusion": vram_text.conclusion(made),
+                "findings": [f.as_dict() for f in made.findings()]}  # fmt: skip
+        if with_grid:
+            body["grid"] = [vars(c) for c in cells]
+        click.echo(json.dumps(body, indent=2))
+    else:
+        click.echo(vram_text.render(made))
+        if cells:
+            click.echo("\nRequests at once\n" + vram_text.render_grid(cells))
+    refused = [f for f in made.findings() if f.severity == "error"]
+    if refused:
+        if output == "text":
+            for finding in refused:
+                click.echo(f"Error: {finding.where}: {finding.message}\nFix: {finding.fix}", err=True)
+        raise click.exceptions.Exit(ExitCode.PREFLIGHT)

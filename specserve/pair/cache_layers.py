@@ -1,0 +1,301 @@
+"""What each layer of a model keeps per token or per request, on one GPU, read from config.json alone.
+
+Field names are those of the Hub's config.json files; which of them vLLM reads, and how, was read in vLLM 0.32
+(transformers_utils/model_arch_config_convertor.py, model_executor/layers/mamba/mamba_utils.py; 2026-11-29).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from specserve.pair.shape import Shape
+
+Kind = Literal["full", "sliding", "chunked", "state"]
+Config = Mapping[str, Any]
+
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "half": 2, "float": 4}
+
+
+@dataclass(frozen=True)
+class CacheLayer:
+    """One layer's share of the KV cache on one GPU."""
+
+    kind: Kind
+    token_bytes: int = 0
+    """Keys and values of one token; 0 for a state."""
+    window: int | None = None
+    """Tokens that a sliding or chunked layer still needs."""
+    state_bytes: int = 0
+    """The state of one sequence; 0 for attention."""
+    mla: bool = False
+    draft: bool = False
+
+
+@dataclass(frozen=True)
+class CacheModel:
+    """All caching layers of a model, in order, and what had to be assumed to name them."""
+
+    layers: tuple[CacheLayer, ...]
+    """One entry per layer that caches; layers that share another layer's cache have none."""
+    assumed: tuple[str, ...] = ()
+
+
+def of_target(config: Config, shape: Shape) -> CacheModel:
+    """The target's caching layers. ``config`` is the language model's part of config.json."""
+    return _layers(config, shape, shape.tp, shape.kv_dtype)
+
+
+def of_draft(method: str | None, target: Config, draft: Config | None, shape: Shape) -> CacheModel:
+    """What the proposer caches: all layers of a draft model, one per EAGLE layer, one per MTP layer, else none."""
+    if not shape.drafts_with_a_model or method in {"medusa", "mlp_speculator"}:
+        return CacheModel(())
+    if draft is None:
+        model = _mtp_layers(target, shape)
+    else:
+        model = _layers(draft, shape, shape.draft_tp, shape.draft_kv_dtype)
+    return CacheModel(tuple(replace(layer, draft=True) for layer in model.layers), model.assumed)
+
+
+def _mtp_layers(config: Config, shape: Shape) -> CacheModel:
+    """One full-attention layer per MTP module, with the target's heads (MLA where the target has it)."""
+    count = first_int(config, "mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules") or 1
+    attention = {k: v for k, v in config.items() if k not in {"layer_types", "hybrid_override_pattern"}}
+    layer = _attention(attention, shape, shape.tp, shape.draft_kv_dtype, "full", None)
+    return CacheModel((layer,) * count)
+
+
+def _layers(config: Config, shape: Shape, tp: int, kv_dtype: str) -> CacheModel:
+    count = first_int(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    if count is None:
+        return CacheModel((), ("KV cache: config.json names no number of layers",))
+    assumed: list[str] = []
+    kinds = layer_kinds(config, count)
+    shared = config.get("num_kv_shared_layers") or 0
+    kinds = kinds[: len(kinds) - shared] if isinstance(shared, int) and 0 < shared < len(kinds) else kinds
+    layers: list[CacheLayer] = []
+    for kind in kinds:
+        layers += _one_layer(kind, config, shape, tp, kv_dtype, assumed)
+    if config.get("use_cla") and isinstance(factor := config.get("cla_share_factor"), int) and factor > 1:
+        layers = layers[::factor]
+    return CacheModel(tuple(layers), tuple(dict.fromkeys(assumed)))
+
+
+def _one_layer(kind: str, config: Config, shape: Shape, tp: int, kv_dtype: str, assumed: list[str]) -> list[CacheLayer]:
+    window = first_int(config, "sliding_window", "sliding_window_size", "window_size")
+    if kind in {"none", "mlp", "moe"}:
+        return []
+    if kind == "sliding" and window:
+        return [_attention(config, shape, tp, kv_dtype, "sliding", window)]
+    if kind == "chunked":
+        return [_attention(config, shape, tp, kv_dtype, "chunked", first_int(config, "attention_chunk_size"))]
+    if kind in {"full", "sliding"}:
+        return _full_attention(config, shape, tp, kv_dtype)
+    state = state_bytes(config, shape, tp)
+    if state is None:
+        assumed.append(f"state of '{kind}' layers: unknown layout, counted as one full-attention layer")
+        return _full_attention(config, shape, tp, kv_dtype)
+    layer = CacheLayer("state", state_bytes=state)
+    return [layer, *_full_attention(config, shape, tp, kv_dtype)] if kind == "state+full" else [layer]
+
+
+def _full_attention(config: Config, shape: Shape, tp: int, kv_dtype: str) -> list[CacheLayer]:
+    layer = _attention(config, shape, tp, kv_dtype, "full", None)
+    indexer = first_int(config, "index_head_dim") if config.get("index_topk") else None
+    if indexer is None:
+        return [layer]
+    return [layer, CacheLayer("full", token_bytes=indexer + 4 * -(-indexer // 128), mla=True)]
+
+
+def _attention(config: Config, shape: Shape, tp: int, kv_dtype: str, kind: Kind, window: int | None) -> CacheLayer:
+    if is_mla(config):
+        return CacheLayer(kind, _mla_token_bytes(config, shape, kv_dtype), window, mla=True)
+    heads, key_dim, value_dim = head_geometry(config, kind)
+    per_gpu = max(1, heads // tp)
+    return CacheLayer(kind, _packed(per_gpu, key_dim, value_dim, kv_dtype, shape.dtype_bytes), window)
+
+
+def _packed(heads: int, key_dim: int, value_dim: int, kv_dtype: str, model_bytes: int) -> int:
+    """Bytes of one token's keys and values in one layer.
+
+    >>> _packed(8, 128, 128, "auto", 2), _packed(8, 128, 128, "fp8", 2), _packed(8, 128, 128, "int4_per_token_head", 2)
+    (4096, 2048, 1088)
+    """
+    values = key_dim + value_dim
+    if kv_dtype == "int4_per_token_head":
+        return heads * (values // 2 + 8)  # two float32 scales per head, inline
+    if kv_dtype in {"int8_per_token_head", "fp8_per_token_head"}:
+        return heads * (values + 8)
+    if kv_dtype.startswith("nvfp4"):
+        return heads * (values // 2 + values // 16)  # one fp8 scale for 16 values
+    if kv_dtype.startswith("turboquant_"):
+        return heads * _turboquant(key_dim, kv_dtype)
+    return heads * values * cache_bytes(kv_dtype, model_bytes)
+
+
+def _turboquant(head_dim: int, kv_dtype: str) -> int:
+    """Bytes of a TurboQuant slot: packed key, its norm, packed value, scale and zero; rounded up to even."""
+    key_bits, value_bits = {"k8v4": (8, 4), "4bit": (4, 4), "k3v4": (3, 4), "3bit": (3, 3)}[kv_dtype.split("_")[1]]
+    key = head_dim if key_bits == 8 else -(-head_dim * key_bits // 8) + 2
+    slot = key + -(-head_dim * value_bits // 8) + 4
+    return slot + slot % 2
+
+
+def cache_bytes(kv_dtype: str, model_bytes: int) -> int:
+    """Bytes of one cached value.
+
+    >>> cache_bytes("auto", 2), cache_bytes("fp8_e5m2", 2), cache_bytes("float32", 2)
+    (2, 1, 4)
+    """
+    if kv_dtype.startswith(("fp8", "int8")):
+        return 1
+    return DTYPE_BYTES.get(kv_dtype, model_bytes)
+
+
+def _mla_token_bytes(config: Config, shape: Shape, kv_dtype: str) -> int:
+    """The latent and its rope part, once per GPU: TP does not divide it. The sparse kernels' fp8 packs 656 bytes."""
+    latent = int(config["kv_lora_rank"]) + int(config.get("qk_rope_head_dim") or 0)
+    if kv_dtype == "fp8_ds_mla" or (kv_dtype.startswith("fp8") and config.get("index_topk")):
+        return int(config["kv_lora_rank"]) + 16 + 2 * int(config.get("qk_rope_head_dim") or 0)
+    if kv_dtype in {"int8_per_token_head", "fp8_per_token_head"}:
+        return latent + 8
+    return latent * cache_bytes(kv_dtype, shape.dtype_bytes)
+
+
+def is_mla(config: Config) -> bool:
+    """Whether vLLM keeps a latent instead of heads (MiniCPM3 has the fields but is run with heads)."""
+    return bool(config.get("kv_lora_rank")) and config.get("model_type") != "minicpm3"
+
+
+def head_geometry(config: Config, kind: str = "full") -> tuple[int, int, int]:
+    """KV heads of the whole model, head dimension of keys, of values, for one kind of layer."""
+    heads = first_int(config, "num_attention_heads", "n_head", "n_heads") or 1
+    hidden = first_int(config, "hidden_size", "n_embd", "d_model") or 0
+    dim = first_int(config, "head_dim", "hidden_size_per_head", "attention_head_dim") or hidden // heads
+    kv = first_int(config, "n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num",
+                   "num_attention_groups")  # fmt: skip
+    if config.get("multi_query") and not config.get("new_decoder_architecture"):
+        kv = 1
+    attention = config.get("attn_config")
+    if kv is None and isinstance(attention, Mapping):
+        kv = first_int(attention, "kv_n_heads")
+    kv = heads if kv is None else kv
+    if kind == "full" and (wide := first_int(config, "global_head_dim")):  # Gemma 4
+        return first_int(config, "num_global_key_value_heads") or kv, wide, wide
+    if kind == "sliding" and (swa := first_int(config, "swa_num_key_value_heads")):  # MiMo-V2
+        dim = first_int(config, "swa_head_dim") or dim
+        return swa, dim, first_int(config, "swa_v_head_dim") or dim
+    if config.get("model_type") in {"mimo_v2_flash", "mimo_v2"}:
+        return kv, dim, first_int(config, "v_head_dim") or dim
+    return kv, dim, dim
+
+
+_KINDS = {
+    "full_attention": "full", "attention": "full", "full": "full", "sliding_attention": "sliding", "sliding": "sliding",
+    "local": "sliding", "global": "full", "chunked_attention": "chunked", "linear_attention": "state", "mamba": "state",
+    "mamba2": "state", "conv": "state", "recurrent": "state", "hybrid": "state+full", "mlp": "none", "moe": "none",
+}  # fmt: skip
+
+
+def layer_kinds(config: Config, count: int) -> list[str]:
+    """What each layer is: full, sliding, chunked, state, state+full, or none (no attention at all)."""
+    for key in ("layer_types", "layers_block_type", "block_types"):
+        if isinstance(names := config.get(key), list) and names:
+            return [_KINDS.get(str(n), str(n)) for n in _cycle(names, count)]
+    if isinstance(pattern := config.get("hybrid_override_pattern"), str):  # Nemotron-H: M mamba, * attention, - MLP
+        return [{"M": "state", "*": "full"}.get(c, "none") for c in pattern]
+    if isinstance(interval := config.get("full_attention_interval"), int) and "linear_num_value_heads" in config:
+        return ["full" if (i + 1) % interval == 0 else "state" for i in range(count)]
+    if isinstance(period := config.get("attn_layer_period"), int):  # Jamba
+        offset = first_int(config, "attn_layer_offset") or 0
+        return ["full" if i % period == offset else "state" for i in range(count)]
+    if isinstance(listed := config.get("attn_type_list"), list):  # MiniMax-01: 0 linear, 1 full
+        return ["full" if t else "state" for t in listed]
+    if isinstance(linear := config.get("linear_attn_config"), Mapping):  # Kimi Linear counts from one
+        full = linear.get("full_attn_layers") or []
+        return ["full" if i + 1 in full else "state" for i in range(count)]
+    if config.get("model_type") == "falcon_h1":
+        return ["state+full"] * count
+    if isinstance(blocks := config.get("block_configs"), list):  # pruned by NAS
+        return ["none" if _no_attention(b) else "full" for b in blocks]
+    return _attention_kinds(config, count)
+
+
+def _no_attention(block: Any) -> bool:
+    attention = block.get("attention") if isinstance(block, Mapping) else None
+    return isinstance(attention, Mapping) and bool(attention.get("no_op") or attention.get("replace_with_linear"))
+
+
+def _attention_kinds(config: Config, count: int) -> list[str]:
+    """Layers of a model that has attention everywhere: where a window or chunk applies."""
+    kind = str(config.get("model_type", ""))
+    if first_int(config, "attention_chunk_size") and "llama4" in kind:
+        rope = config.get("no_rope_layers")
+        if not isinstance(rope, list) or not rope:
+            rope = [(i + 1) % (first_int(config, "no_rope_layer_interval") or 4) for i in range(count)]
+        return ["chunked" if r else "full" for r in rope]
+    if not first_int(config, "sliding_window", "sliding_window_size") or config.get("use_sliding_window") is False:
+        return ["full"] * count
+    pattern = first_int(config, "sliding_window_pattern", "_sliding_window_pattern") or {
+        "gemma2": 2, "gpt_oss": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4}.get(kind)  # fmt: skip
+    if pattern:
+        return ["full" if (i + 1) % pattern == 0 else "sliding" for i in range(count)]
+    if kind.startswith("qwen2") and isinstance(first := config.get("max_window_layers"), int):
+        return ["full" if i < first else "sliding" for i in range(count)]
+    return ["sliding"] * count
+
+
+def state_bytes(config: Config, shape: Shape, tp: int) -> int | None:
+    """The recurrent state of one sequence in one layer on one GPU; None for a layout not known here."""
+    conv = DTYPE_BYTES.get(shape.state_dtypes[0], shape.dtype_bytes)
+    ssm = DTYPE_BYTES.get(shape.state_dtypes[1]) or DTYPE_BYTES.get(
+        str(config.get("mamba_ssm_dtype") or config.get("mamba_ssm_cache_dtype"))
+    )
+    spec = shape.num_speculative_tokens
+    if heads := first_int(config, "linear_num_value_heads"):  # gated delta net
+        keys, key_dim = int(config["linear_num_key_heads"]), int(config["linear_key_head_dim"])
+        value_dim = int(config["linear_value_head_dim"])
+        width = 2 * key_dim * keys + value_dim * heads
+        taps = int(config["linear_conv_kernel_dim"]) - 1 + spec
+        return width // tp * taps * conv + heads // tp * value_dim * key_dim * (ssm or conv)
+    if isinstance(linear := config.get("linear_attn_config"), Mapping):  # Kimi delta attention
+        heads, dim = int(linear["num_heads"]), int(linear["head_dim"])
+        taps = int(linear.get("short_conv_kernel_size", 4)) - 1 + spec
+        return 3 * heads * dim // tp * taps * conv + heads // tp * dim * dim * (ssm or 4)
+    heads = first_int(config, "mamba_num_heads", "mamba_n_heads")
+    size = first_int(config, "ssm_state_size", "mamba_d_state", "state_size")
+    if heads and size:  # mamba 2
+        dim = first_int(config, "mamba_head_dim", "mamba_d_head") or 64
+        groups = first_int(config, "n_groups", "mamba_n_groups") or 1
+        groups += 0 if groups % tp == 0 else tp - groups
+        taps = (first_int(config, "conv_kernel", "mamba_d_conv") or 4) - 1 + spec
+        temporal = ssm or (4 if config.get("model_type") == "nemotron_h" else conv)
+        return (heads * dim + 2 * groups * size) // tp * taps * conv + heads // tp * dim * size * temporal
+    return _small_state(config, tp, conv, ssm or conv, spec, size)
+
+
+def _small_state(config: Config, tp: int, conv: int, ssm: int, spec: int, size: int | None) -> int | None:
+    if size and (expand := first_int(config, "mamba_expand")):  # mamba 1 (Jamba)
+        inner = expand * int(config["hidden_size"]) // tp
+        return inner * ((first_int(config, "mamba_d_conv") or 4) - 1) * conv + inner * size * ssm
+    if taps := first_int(config, "conv_L_cache"):  # LFM2's short convolution
+        return (first_int(config, "conv_dim") or int(config["hidden_size"])) // tp * (taps - 1 + spec) * conv
+    if isinstance(config.get("attn_type_list"), list):  # lightning attention
+        heads = int(config["num_attention_heads"])
+        dim = first_int(config, "head_dim") or int(config["hidden_size"]) // heads
+        return heads // tp * dim * dim * 4
+    return None
+
+
+def first_int(config: Config, *keys: str) -> int | None:
+    """The first of these keys that holds a positive whole number."""
+    for key in keys:
+        value = config.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return None
+
+
+def _cycle(names: Sequence[Any], count: int) -> list[Any]:
+    return [names[i % len(names)] for i in range(count)]

@@ -1,0 +1,177 @@
+"""The tensors that a checkpoint must hold, from config.json alone: for plans without weights or headers.
+
+Only the common decoder is known: attention (heads or MLA), gated MLP, experts, gated delta net. Whatever config.json
+does not name that way has no entry here, and the caller says what it assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any
+
+from specserve.pair.cache_layers import Config, first_int, head_geometry, is_mla, layer_kinds
+from specserve.pair.facts import DTYPE_BITS, TensorFacts
+
+Entry = tuple[str, tuple[int, ...]]
+
+
+def of_config(whole: Mapping[str, Any], config: Config) -> tuple[dict[str, TensorFacts], tuple[str, ...]] | None:
+    """Tensors by name, and what was assumed about them; None where config.json names no decoder of this kind."""
+    hidden, layers = first_int(config, "hidden_size", "n_embd", "d_model"), first_int(
+        config, "num_hidden_layers", "n_layer", "num_layers")  # fmt: skip
+    vocabulary = first_int(config, "vocab_size") or first_int(whole, "vocab_size")
+    if not hidden or not layers or not vocabulary or not first_int(
+        config, "intermediate_size", "moe_intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"):  # fmt: skip
+        return None
+    entries: list[Entry] = [("model.embed_tokens.weight", (vocabulary, hidden)), ("model.norm.weight", (hidden,))]
+    if not _tied(whole, config):
+        entries.append(("lm_head.weight", (vocabulary, hidden)))
+    for index, kind in enumerate(layer_kinds(config, layers)):
+        entries += ((f"model.layers.{index}.{n}", s) for n, s in _layer(config, hidden, index, kind))
+    quantized = _quantization(whole)
+    tensors: dict[str, TensorFacts] = {}
+    for name, shape in entries:
+        tensors |= _stored(name, shape, quantized)
+    return tensors, ("weights: counted from config.json, no header was at hand",)
+
+
+def _tied(whole: Mapping[str, Any], config: Config) -> bool:
+    for c in (config, whole):
+        if isinstance(value := c.get("tie_word_embeddings"), bool):
+            return value
+    return str(config.get("model_type", "")).startswith(("gemma", "cohere"))
+
+
+def _layer(config: Config, hidden: int, index: int, kind: str) -> Iterator[Entry]:
+    yield "input_layernorm.weight", (hidden,)
+    yield "post_attention_layernorm.weight", (hidden,)
+    if kind == "state" and "linear_num_value_heads" in config:
+        yield from _delta_net(config, hidden)
+    elif kind != "none":
+        yield from _mla(config, hidden) if is_mla(config) else _attention(config, hidden, kind)
+    if is_moe_layer(config, index):
+        yield from _experts(config, hidden)
+    else:
+        yield from _mlp("mlp.", hidden, first_int(config, "intermediate_size_mlp", "intermediate_size", "ffn_dim") or 0)
+
+
+def _attention(config: Config, hidden: int, kind: str) -> Iterator[Entry]:
+    kv, dim, value_dim = head_geometry(config, kind)
+    heads = first_int(config, "num_attention_heads", "n_head") or 1
+    gate = 2 if config.get("attn_output_gate") or "linear_num_value_heads" in config else 1
+    bias = bool(config.get("attention_bias")) or str(config.get("model_type")).startswith("qwen2")
+    rows = {"q_proj": heads * dim * gate, "k_proj": kv * dim, "v_proj": kv * value_dim}
+    for name, n in rows.items():
+        yield f"self_attn.{name}.weight", (n, hidden)
+        if bias:
+            yield f"self_attn.{name}.bias", (n,)
+    yield "self_attn.o_proj.weight", (hidden, heads * value_dim)
+
+
+def _mla(config: Config, hidden: int) -> Iterator[Entry]:
+    heads, latent = first_int(config, "num_attention_heads") or 1, int(config["kv_lora_rank"])
+    rope, nope = int(config.get("qk_rope_head_dim") or 64), int(config.get("qk_nope_head_dim") or 128)
+    value = int(config.get("v_head_dim") or 128)
+    if rank := first_int(config, "q_lora_rank"):
+        yield "self_attn.q_a_proj.weight", (rank, hidden)
+        yield "self_attn.q_b_proj.weight", (heads * (nope + rope), rank)
+    else:
+        yield "self_attn.q_proj.weight", (heads * (nope + rope), hidden)
+    yield "self_attn.kv_a_proj_with_mqa.weight", (latent + rope, hidden)
+    yield "self_attn.kv_b_proj.weight", (heads * (nope + value), latent)
+    yield "self_attn.o_proj.weight", (hidden, heads * value)
+
+
+def _delta_net(config: Config, hidden: int) -> Iterator[Entry]:
+    values, keys = int(config["linear_num_value_heads"]), int(config["linear_num_key_heads"])
+    value_dim, key_dim = int(config["linear_value_head_dim"]), int(config["linear_key_head_dim"])
+    width = 2 * keys * key_dim + values * value_dim
+    yield "linear_attn.in_proj_qkv.weight", (width, hidden)
+    yield "linear_attn.in_proj_z.weight", (values * value_dim, hidden)
+    yield "linear_attn.in_proj_ba.weight", (2 * values, hidden)
+    yield "linear_attn.conv1d.weight", (width, 1, int(config["linear_conv_kernel_dim"]))
+    yield "linear_attn.out_proj.weight", (hidden, values * value_dim)
+
+
+def is_moe_layer(config: Config, index: int) -> bool:
+    """Whether a layer has experts: all, all but the first few, or every n-th."""
+    if not expert_count(config):
+        return False
+    if index < (first_int(config, "first_k_dense_replace") or 0) or index in (config.get("mlp_only_layers") or ()):
+        return False
+    if step := first_int(config, "interleave_moe_layer_step", "decoder_sparse_step", "moe_layer_freq"):
+        return (index + 1) % step == 0 if "moe_layer_freq" not in config else index % step == 0
+    return True
+
+
+def expert_count(config: Config) -> int:
+    """Routed experts of a layer; 0 for a dense model."""
+    return first_int(config, "n_routed_experts", "num_local_experts", "num_experts") or 0
+
+
+def _experts(config: Config, hidden: int) -> Iterator[Entry]:
+    count = expert_count(config)
+    inner = first_int(config, "moe_intermediate_size", "intermediate_size") or 0
+    yield "mlp.gate.weight", (count, hidden)
+    yield "mlp.experts.gate_up_proj", (count, 2 * inner, hidden)
+    yield "mlp.experts.down_proj", (count, hidden, inner)
+    shared = first_int(config, "shared_expert_intermediate_size") or inner * (
+        first_int(config, "n_shared_experts") or int("llama4" in str(config.get("model_type"))))  # fmt: skip
+    if shared:
+        yield from _mlp("mlp.shared_experts.", hidden, shared)
+
+
+def _mlp(prefix: str, hidden: int, inner: int) -> Iterator[Entry]:
+    yield f"{prefix}gate_proj.weight", (inner, hidden)
+    yield f"{prefix}up_proj.weight", (inner, hidden)
+    yield f"{prefix}down_proj.weight", (hidden, inner)
+
+
+def _quantization(whole: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = whole.get("quantization_config")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _stored(name: str, shape: tuple[int, ...], quantized: Mapping[str, Any]) -> dict[str, TensorFacts]:
+    """A tensor as a quantized checkpoint stores it: packed weight and scales; others in half precision."""
+    bits, group = _bits(quantized)
+    matrix = len(shape) > 1 and ".layers." in name and "gate.weight" not in name and "conv" not in name
+    attention = "self_attn" in name or "linear_attn" in name
+    if str(quantized.get("quant_method")) == "mxfp4":
+        matrix = matrix and "experts." in name
+    elif attention and quantized.get("attention_not_quantized"):
+        matrix = False
+    elements = prod(shape)
+    if not matrix or bits is None:
+        return {name: TensorFacts("BF16", shape, elements * DTYPE_BITS["BF16"] // 8, "")}
+    stem = name.removesuffix(".weight")
+    packed = TensorFacts("U8", shape, elements * bits // 8, "")
+    scale_bytes = elements * 2 // group if group else 4 * shape[-2]
+    if str(quantized.get("quant_method")) == "mxfp4":
+        return {f"{name}_blocks": packed, f"{name}_scales": TensorFacts("U8", shape, elements // 32, "")}
+    return {f"{stem}.weight_packed": packed, f"{stem}.weight_scale": TensorFacts("BF16", shape, scale_bytes, "")}
+
+
+def _bits(quantized: Mapping[str, Any]) -> tuple[int | None, int]:
+    """Bits of a packed weight and how many share a scale (0: a row)."""
+    method = str(quantized.get("quant_method", ""))
+    if not quantized:
+        return None, 0
+    if method == "mxfp4":
+        return 4, 32
+    if isinstance(bits := quantized.get("bits", quantized.get("w_bit")), int):
+        return bits, int(quantized.get("group_size") or 0)
+    if "fp4" in method or "fp4" in str(quantized.get("quant_algo", "")).lower():
+        return 4, 32  # one fp8 scale for 16 weights weighs as a half-precision one for 32
+    if method in {"fp8", "fbgemm_fp8", "modelopt", "compressed-tensors", "w8a8"}:
+        block = quantized.get("weight_block_size")
+        group = (
+            quantized.get("config_groups", {}).get("group_0", {}).get("weights", {})
+            if "config_groups" in quantized
+            else {}
+        )
+        if isinstance(n := group.get("num_bits"), int):
+            return n, int(group.get("group_size") or 0)
+        return 8, 8192 if block else 0
+    return (4, 64) if method == "bitsandbytes" and quantized.get("load_in_4bit") else (8, 0)

