@@ -1,0 +1,154 @@
+"""One arm of a benchmark as a live server: launched as any user would, or one that already runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from specserve.bench.result import Speculation
+from specserve.bench.workload import Request
+from specserve.config.load import Loaded
+from specserve.engine import corruption, metrics
+from specserve.engine.client import EngineClient, EngineError
+from specserve.errors import EngineStartError, Problem
+from specserve.supervise.child import Child, exit_cause
+
+POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class ArmSpec:
+    """One arm: a configuration to launch, or a server that already runs."""
+
+    name: str
+    loaded: Loaded
+    overrides: tuple[str, ...] = ()
+    """``--set`` values that make this arm what it is."""
+    url: str | None = None
+
+    def client(self) -> EngineClient:
+        """A client of its server."""
+        settings = self.loaded.settings
+        key = settings.server.api_key
+        return EngineClient(
+            self.url or settings.base_url,
+            key.get_secret_value() if key else None,
+            verify=self.url is not None or settings.server.tls.cert_file is None,
+        )
+
+
+class Server:
+    """The server of one arm: launched by ``specserve launch`` as any user would, or one that already runs."""
+
+    def __init__(self, spec: ArmSpec, out: Path, environ: Mapping[str, str]) -> None:
+        self.spec, self._out, self._environ = spec, out, environ
+        self.client = spec.client()
+        self.child: Child | None = None
+        self.ready_seconds: float | None = None
+        self.kv_cache_tokens: int | None = None
+        self.model = spec.loaded.settings.served_model_name
+
+    def start(self) -> None:
+        """Raises EngineStartError when it does not become ready."""
+        if self.spec.url is None:
+            self._launch()
+        else:
+            self.model = self.client.models(timeout=30)[0]
+
+    def _launch(self) -> None:
+        with tempfile.TemporaryDirectory() as folder, (self._out / f"{self.spec.name}.log").open("a") as log:
+            told = Path(folder) / "ready.json"
+            self.child = Child(self._command(told), self._environ, lambda line: _append(log, line))
+            while not told.exists():
+                if (status := self.child.poll()) is not None:
+                    tail = tuple(("log", line) for line in self.child.lines()[-20:])
+                    raise EngineStartError(
+                        [Problem(f"{exit_cause(status)} before it was ready", f"arm '{self.spec.name}'", tail)]
+                    )
+                time.sleep(POLL_SECONDS)
+            facts = json.loads(told.read_text(encoding="utf-8"))
+        self.ready_seconds, self.kv_cache_tokens = facts["ready_seconds"], facts["kv_cache_tokens"]
+
+    def _command(self, told: Path) -> list[str]:
+        """The sidecar stays off: its canaries would count as traffic."""
+        overrides = [*self.spec.overrides, "sidecar.enabled=false"]
+        sets = [part for o in overrides for part in ("--set", o)]
+        path = str(self.spec.loaded.path)
+        return [sys.executable, "-m", "specserve", "launch", path, "--ready-file", str(told), *sets]
+
+    def stop(self) -> None:
+        """Drain and end; kill what does not."""
+        if self.child is None:
+            return
+        self.child.terminate()
+        deadline = time.monotonic() + self.spec.loaded.settings.engine.drain_timeout_seconds + 30
+        while self.child.poll() is None and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        self.child.finish()
+
+    def counters(self) -> metrics.EngineSnapshot | None:
+        """The engine's counters now; None when they cannot be read, which is said by their absence."""
+        try:
+            return metrics.parse(self.client.metrics_text(timeout=30), at_seconds=time.monotonic())
+        except (EngineError, metrics.MetricsError):
+            return None
+
+
+def _append(log: TextIO, line: str) -> None:
+    log.write(line + "\n")
+    log.flush()
+
+
+def speculation(before: metrics.EngineSnapshot | None, after: metrics.EngineSnapshot | None) -> Speculation | None:
+    names = ("drafts", "draft_tokens", "accepted_tokens")
+    delta = [_delta(before, after, n) for n in names]
+    if any(d is None for d in delta) or not delta[1]:
+        return None
+    old = (before.accepted_per_position if before else None) or ()
+    new = (after.accepted_per_position if after else None) or ()
+    drafts, draft_tokens, accepted = (d or 0.0 for d in delta)
+    return Speculation(
+        drafts=drafts,
+        draft_tokens=draft_tokens,
+        accepted_tokens=accepted,
+        accepted_per_position=[n - (old[i] if i < len(old) else 0.0) for i, n in enumerate(new)],
+    )
+
+
+def _delta(before: metrics.EngineSnapshot | None, after: metrics.EngineSnapshot | None, name: str) -> float | None:
+    if before is None or after is None:
+        return None
+    old, new = before.total(name), after.total(name)
+    return None if old is None or new is None else new - old
+
+
+def prefix_hits(before: metrics.EngineSnapshot | None, after: metrics.EngineSnapshot | None) -> float | None:
+    hits, queries = _delta(before, after, "prefix_cache_hits"), _delta(before, after, "prefix_cache_queries")
+    return hits / queries if hits is not None and queries else None
+
+
+def score(client: EngineClient, request: Request, text: str) -> list[float] | None:
+    """Distance of each token of ``text`` to the target's best after this request, in nats; None when unknown."""
+    try:
+        shared: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 1, "return_token_ids": True}
+        if request.messages is None:
+            prompt = client.complete(request.prompt or "", **shared)
+        else:
+            prompt = client.chat(list(request.messages), **shared)
+        tokens = client.complete(text, add_special_tokens=False, **shared)
+        if prompt.prompt_token_ids is None or tokens.prompt_token_ids is None:
+            return None
+        answer = tokens.prompt_token_ids
+        whole = client.complete([*prompt.prompt_token_ids, *answer], **shared)
+    except EngineError:
+        return None
+    if whole.prompt_logprobs is None:
+        return None
+    start = len(prompt.prompt_token_ids)
+    return corruption.gaps(answer, whole.prompt_logprobs[start:])

@@ -1,0 +1,102 @@
+"""Are the answers the same? Greedy texts of both arms compared; what differs is scored by the target itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from specserve.bench.result import Answers, Block
+
+Scorer = Callable[[str, str], list[float] | None]
+"""(prompt id, text) -> distance of each token to the target's best one, in nats; None when it cannot be scored."""
+
+CLEAR_GAP_NATS = 2.0
+"""A greedy token this far below the target's best is no near-tie: bfloat16 moves a logit by tenths."""
+MAX_CLEAR_SHARE = 0.05
+"""Scored text is cut into tokens anew, which may move a few: only a larger share of clear gaps is corruption."""
+MAX_SCORED = 24
+EXCERPT = 80
+
+
+def common_prefix(a: str, b: str) -> int:
+    """Characters that two texts share from the start.
+
+    >>> common_prefix("the cat", "the car")
+    6
+    """
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def texts(blocks: Sequence[Block]) -> dict[str, str]:
+    """Prompt -> answer, from the first block that has one."""
+    found: dict[str, str] = {}
+    for block in blocks:
+        for sample in block.samples:
+            if sample.text is not None:
+                found.setdefault(sample.prompt_id, sample.text)
+    return found
+
+
+def is_divergent(gaps: Sequence[float]) -> bool:
+    """Whether a text is not one that the target would have written greedily, near-ties aside.
+
+    >>> is_divergent([0.0] * 40 + [0.3, 0.1]), is_divergent([0.0, 8.1, 7.5, 0.2])
+    (False, True)
+    """
+    clear = sum(g > CLEAR_GAP_NATS for g in gaps)
+    return clear >= 2 and clear > MAX_CLEAR_SHARE * len(gaps)
+
+
+def compare(workload: str, baseline: Sequence[Block], other: Sequence[Block], score: Scorer) -> Answers | None:
+    """Compare the arms' greedy answers at the lowest concurrency; None when no text was kept.
+
+    Strings that differ prove nothing: two right runs part at the first near-tie (vllm-project/vllm#7627). So a
+    different answer is scored: a text whose tokens are all (nearly) the target's best is a near-tie, one with clear
+    gaps is divergent.
+    """
+    lowest = min((b.concurrency for b in [*baseline, *other]), default=0)
+    first = [b for b in baseline if b.concurrency == lowest]
+    ours, theirs = texts(first), texts([b for b in other if b.concurrency == lowest])
+    prompts = sorted(ours.keys() & theirs.keys())
+    if not prompts:
+        return None
+    different = [p for p in prompts if ours[p] != theirs[p]]
+    near = divergent = 0
+    examples: list[dict[str, object]] = []
+    for prompt in different[:MAX_SCORED]:
+        gaps = score(prompt, theirs[prompt])
+        if gaps is None:
+            continue
+        bad = is_divergent(gaps)
+        divergent, near = divergent + bad, near + (not bad)
+        if bad and len(examples) < 5:
+            examples.append(_example(prompt, ours[prompt], theirs[prompt], gaps))
+    return Answers(
+        workload=workload,
+        compared=len(prompts),
+        identical=len(prompts) - len(different),
+        near_ties=near,
+        divergent=divergent,
+        unscored=len(different) - near - divergent,
+        repeat_differs=_repeat(first),
+        examples=examples,
+    )
+
+
+def _example(prompt: str, ours: str, theirs: str, gaps: Sequence[float]) -> dict[str, object]:
+    at = common_prefix(ours, theirs)
+    return {
+        "prompt_id": prompt,
+        "common_prefix_characters": at,
+        "baseline": ours[at : at + EXCERPT],
+        "other": theirs[at : at + EXCERPT],
+        "clear_gaps": sum(g > CLEAR_GAP_NATS for g in gaps),
+        "tokens": len(gaps),
+    }
+
+
+def _repeat(blocks: Sequence[Block]) -> int | None:
+    """Answers of the baseline that differ between its own first and last block; None with one block only."""
+    if len(blocks) < 2:
+        return None
+    first, last = texts(blocks[:1]), texts(blocks[-1:])
+    return sum(first[p] != last[p] for p in first.keys() & last.keys())

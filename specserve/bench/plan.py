@@ -1,0 +1,52 @@
+"""What a benchmark will do, decided before anything runs: legs in A B B A order, blocks in each leg."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specserve.bench.workload import Workload
+
+DEFAULT_CONCURRENCY = (1, 4, 16)
+DEFAULT_PROMPTS = 16
+
+
+@dataclass(frozen=True)
+class Step:
+    """One block to measure."""
+
+    index: int
+    leg: int
+    arm: str
+    workload: str
+    concurrency: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Two or more arms, the load on each, and how often."""
+
+    arms: tuple[str, ...]
+    workloads: tuple[Workload, ...]
+    concurrency: tuple[int, ...]
+    repeat: int = 1
+    warmups: int = 4
+    """Requests sent before the first block of each start; their times are thrown away."""
+
+    def steps(self) -> tuple[Step, ...]:
+        """Every block in order."""
+        out: list[Step] = []
+        for leg, arm in enumerate(legs(self.arms, self.repeat)):
+            for workload in self.workloads:
+                for concurrency in self.concurrency:
+                    out.append(Step(len(out), leg, arm, workload.name, concurrency))
+        return tuple(out)
+
+
+def legs(arms: Sequence[str], repeat: int) -> list[str]:
+    """The order of the arms: there and back again, so that a steady drift of the machine hits both alike.
+
+    >>> legs(["off", "on"], 1)
+    ['off', 'on', 'on', 'off']
+    """
+    return [*arms, *reversed(arms)] * repeat

@@ -1,0 +1,198 @@
+"""Composition root of the benchmark: arms are launched (or already run), loaded block by block, written as it goes."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from specserve import __version__, gpu
+from specserve.arm import ArmSpec, Server, prefix_hits, score, speculation
+from specserve.bench import answers, result
+from specserve.bench.load import LoadClient
+from specserve.bench.plan import Plan, Step
+from specserve.bench.result import Arm, Block, Result
+from specserve.bench.workload import Workload
+from specserve.config.show import rows
+from specserve.engine import introspect
+from specserve.errors import Interrupted
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Whom to tell."""
+
+    step: Callable[[int, int, str], None] = lambda *_: None
+    """Blocks done, blocks in all, what is being done."""
+    note: Callable[[str], None] = lambda *_: None
+
+
+@dataclass
+class Bench:
+    """One benchmark run. ``run`` returns the result; what was measured is on disk after every block."""
+
+    specs: Sequence[ArmSpec]
+    plan: Plan
+    out: Path
+    environ: Mapping[str, str]
+    progress: Progress = field(default_factory=Progress)
+    clock: Callable[[], float] = time.monotonic
+    _running: Server | None = None
+
+    def run(self, before: Result | None = None) -> Result:
+        """Measure every block that ``before`` does not hold. Raises Interrupted with what was measured on disk."""
+        self._result = before or self._fresh()
+        self._started = self.clock() - (before.blocks[-1].started_seconds if before and before.blocks else 0.0)
+        key = self.specs[0].loaded.settings.server.api_key
+        steps = self.plan.steps()
+        try:
+            with LoadClient(
+                self.environ, api_key=key.get_secret_value() if key else None, log=self.out / "client.log"
+            ) as load:
+                for step in steps[len(self._result.blocks) :]:
+                    self.progress.step(step.index, len(steps), f"{step.arm}: {step.workload} x{step.concurrency}")
+                    self._block(load, step)
+                self.progress.step(len(steps), len(steps), "comparing answers")
+                self._keep(answers=self._answers(), complete=True)
+        except KeyboardInterrupt:
+            raise Interrupted(
+                f"{len(self._result.blocks)} of {len(steps)} blocks were measured and kept",
+                where=str(self.out),
+                fix="the same command with --resume continues",
+            ) from None
+        finally:
+            self._stop()
+        return self._result
+
+    def _fresh(self) -> Result:
+        installed = introspect.installed()
+        return Result(
+            specserve_version=__version__,
+            engine=f"{installed.distribution} {installed.version}" if installed else None,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            machine=machine(),
+            title=self.specs[-1].loaded.path.stem,
+            arms=[Arm(name=s.name, config=_config(s), url=s.url) for s in self.specs],
+            blocks=[],
+            complete=False,
+        )
+
+    def _keep(self, **update: Any) -> None:
+        self._result = self._result.model_copy(update=update)
+        result.write(self._result, self.out / "result.json")
+
+    def _spec(self, name: str) -> ArmSpec:
+        return next(s for s in self.specs if s.name == name)
+
+    def _block(self, load: LoadClient, step: Step) -> None:
+        server = self._server(load, self._spec(step.arm))
+        workload = next(w for w in self.plan.workloads if w.name == step.workload)
+        before, began = server.counters(), self.clock()
+        run = load.run(server.client.base_url, server.model, workload, concurrency=step.concurrency)
+        after = server.counters()
+        block = Block(
+            index=step.index,
+            arm=step.arm,
+            workload=step.workload,
+            concurrency=step.concurrency,
+            started_seconds=began - self._started,
+            duration_seconds=run.duration_seconds,
+            samples=list(run.samples),
+            speculation=speculation(before, after),
+            prefix_cache_hit_ratio=prefix_hits(before, after),
+            gpu=_gpu(),
+        )
+        label = f"block {step.index}: {step.arm} {step.workload} x{step.concurrency}"
+        self._keep(blocks=[*self._result.blocks, block], order=[*self._result.order, label])
+
+    def _server(self, load: LoadClient, spec: ArmSpec) -> Server:
+        """The arm's server, started if it is not the one that runs."""
+        if self._running and self._running.spec.name == spec.name:
+            return self._running
+        if self._running and self._running.child:
+            self._keep(order=[*self._result.order, f"stop {self._running.spec.name}"])
+        self._stop()
+        self.progress.note(f"starting {spec.name}" if spec.url is None else f"using {spec.url} for {spec.name}")
+        self._running = server = Server(spec, self.out, self.environ)
+        server.start()
+        self._note_start(server)
+        warm = self.plan.workloads[0]
+        warm = warm.model_copy(update={"requests": warm.requests[: self.plan.warmups]})
+        if warm.requests:
+            load.run(server.client.base_url, server.model, warm, concurrency=len(warm.requests))
+        return server
+
+    def _note_start(self, server: Server) -> None:
+        arms = [
+            a.model_copy(
+                update={
+                    "ready_seconds": [*a.ready_seconds, server.ready_seconds]
+                    if server.ready_seconds
+                    else a.ready_seconds,
+                    "kv_cache_tokens": server.kv_cache_tokens or a.kv_cache_tokens,
+                }
+            )
+            if a.name == server.spec.name
+            else a
+            for a in self._result.arms
+        ]
+        self._keep(arms=arms, order=[*self._result.order, f"start {server.spec.name}"])
+
+    def _stop(self) -> None:
+        if self._running:
+            self._running.stop()
+            self._running = None
+
+    def _answers(self) -> list[result.Answers]:
+        """Greedy answers compared. A B B A ends with the baseline, which is there to score what differs."""
+        base, other = self.specs[0].name, self.specs[-1].name
+        if not self._running or self._running.spec.name != base:
+            return []
+        out = []
+        for workload in self.plan.workloads:
+            blocks = [b for b in self._result.blocks if b.workload == workload.name]
+            found = answers.compare(
+                workload.name,
+                [b for b in blocks if b.arm == base],
+                [b for b in blocks if b.arm == other],
+                self._scorer(workload, self._running),
+            )
+            if found is not None and workload.is_greedy:
+                out.append(found)
+        return out
+
+    @staticmethod
+    def _scorer(workload: Workload, server: Server) -> answers.Scorer:
+        requests = {r.id: r for r in workload.requests}
+        return lambda prompt, text: score(server.client, requests[prompt], text)
+
+
+def _gpu() -> dict[str, float] | None:
+    found = gpu.devices()
+    if not found:
+        return None
+    return {"used_bytes": float(sum(d.used_bytes for d in found)), "count": float(len(found))}
+
+
+def _config(spec: ArmSpec) -> dict[str, Any]:
+    """What differs from the defaults, secrets masked."""
+    return {r.key: r.value for r in rows(spec.loaded) if not r.is_default}
+
+
+def machine() -> dict[str, Any]:
+    """Facts about this machine that decide speed."""
+    devices = gpu.devices()
+    return {
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": psutil.cpu_count(logical=False),
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpus": [d.name for d in devices] if devices else [],
+    }
