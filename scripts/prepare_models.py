@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -89,6 +90,8 @@ def main() -> int:
     makers = {"tiny": prepare_tiny, "smollm2": prepare_smollm2}
     if unknown := [name for name in args.names if name not in makers]:
         parser.error(f"no model is called {unknown[0]!r}; known: {', '.join(makers)}")
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")  # a progress bar in a log file is noise
     for name in args.names or makers:
         makers[name](args.root)
     return 0

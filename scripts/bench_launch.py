@@ -1,0 +1,240 @@
+"""What `specserve launch` costs, and what it brings on a CPU: figures from the tiny pair, three servers side by side.
+
+    python scripts/bench_launch.py [--requests N] [--rounds N] [--json FILE]
+
+launched   specserve launch
+by hand    the same command and environment, as printed by --dry-run, started without specserve
+bare       the same command with only the environment that the config file itself sets: no preload
+
+Single requests go to launched and by hand in the order A B B A, so that drift of the machine hits both. Blocks at
+concurrency 16 alternate between launched and bare. Nothing is asserted: a loaded machine gives loaded figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import psutil
+from models import text
+
+from specserve.engine.client import EngineClient, EngineError, collect
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIG = ROOT / "configs" / "tiny-pair.yaml"
+START_SECONDS = 400
+CONCURRENCY = 16
+TOKENS = 100
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that answers."""
+
+    client: EngineClient
+    pid: int
+    spawn_seconds: float | None
+    """From starting specserve to the engine's process; None without specserve."""
+    ready_seconds: float
+    """From starting the command to its first token (launched: to its own word that it is ready)."""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def dry_run(port: int) -> tuple[list[str], dict[str, str]]:
+    """Command and environment that `specserve launch` would use."""
+    argv = [*launch_command(port, free_port()), "--dry-run"]
+    printed = subprocess.run(argv, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    words = shlex.split(printed.strip().splitlines()[-1])
+    env = {}
+    while re.fullmatch(r"[A-Z0-9_]+=.*", words[0], re.DOTALL):
+        name, _, value = words.pop(0).partition("=")
+        env[name] = value
+    return words, env
+
+
+def launch_command(port: int, sidecar_port: int) -> list[str]:
+    ports = ["--set", f"server.port={port}", "--set", f"sidecar.port={sidecar_port}"]
+    return [sys.executable, "-m", "specserve", "launch", str(CONFIG), *ports]
+
+
+@contextmanager
+def running(argv: Sequence[str], env: Mapping[str, str], port: int, *, log: Path, supervised: bool) -> Iterator[Server]:
+    """Start, wait until ready, and stop at the end."""
+    began = time.monotonic()
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            argv, cwd=ROOT, env=env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    client = EngineClient(f"http://127.0.0.1:{port}", model="tiny")
+    try:
+        spawned = None
+        if supervised:
+            _until(lambda: _engine_of(process.pid) is not None, process, log, pause=0.01)
+            spawned = time.monotonic() - began
+            _until(lambda: "\nReady\n" in log.read_text(errors="replace"), process, log)
+        else:
+            _until(lambda: _answers(client), process, log)
+        yield Server(client, process.pid, spawned, time.monotonic() - began)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(120)
+
+
+def _engine_of(pid: int) -> psutil.Process | None:
+    """The engine among the children of specserve; a subprocess of preflight is none."""
+    for child in psutil.Process(pid).children():
+        try:
+            if "vllm.entrypoints" in " ".join(child.cmdline()):
+                return child
+        except psutil.NoSuchProcess:
+            continue
+    return None
+
+
+def _answers(client: EngineClient) -> bool:
+    try:
+        return bool(client.complete("def add_", max_tokens=1, timeout=60).completion_tokens)
+    except EngineError:
+        return False
+
+
+def _until(happened: Callable[[], bool], process: subprocess.Popen[bytes], log: Path, *, pause: float = 0.1) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while not happened():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise SystemExit(f"a server did not start:\n{log.read_text(errors='replace')[-4000:]}")
+        time.sleep(pause)
+
+
+def one_by_one(first: Server, second: Server, requests: int) -> dict[str, float | list[float]]:
+    """TTFT and TPOT of `first` over `second`: ratio of medians, with a 95 % bootstrap interval."""
+    times: dict[int, list[tuple[float, float]]] = {0: [], 1: []}
+    for number, sample in enumerate(text.held_out(requests + 4)):
+        for arm in (0, 1) if number % 2 == 0 else (1, 0):
+            answer = collect(
+                (first, second)[arm].client.stream(
+                    sample.prompt, max_tokens=TOKENS, temperature=0, ignore_eos=True, timeout=60
+                )
+            )
+            if number >= 4 and answer.ttft_seconds and answer.tpot_seconds:  # the first four warm up
+                times[arm].append((answer.ttft_seconds, answer.tpot_seconds))
+    found: dict[str, float | list[float]] = {}
+    for index, name in enumerate(("ttft", "tpot")):
+        a, b = ([pair[index] for pair in times[arm]] for arm in (0, 1))
+        found[f"{name}_seconds"] = [statistics.median(a), statistics.median(b)]
+        found[f"{name}_ratio"] = statistics.median(a) / statistics.median(b)
+        found[f"{name}_ratio_95"] = _interval(a, b)
+    return found
+
+
+def _interval(a: Sequence[float], b: Sequence[float], draws: int = 2000) -> list[float]:
+    """Both arms answered the same prompts, so a draw takes pairs."""
+    rng = Random(0)
+    ratios = []
+    for _ in range(draws):
+        picks = rng.choices(range(min(len(a), len(b))), k=len(a))
+        ratios.append(statistics.median(a[i] for i in picks) / statistics.median(b[i] for i in picks))
+    ratios.sort()
+    return [ratios[int(draws * 0.025)], ratios[int(draws * 0.975)]]
+
+
+def block(server: Server, seed: int) -> float:
+    """Tokens per second of 32 requests at concurrency 16."""
+    prompts = [sample.prompt for sample in text.held_out(2 * CONCURRENCY, seed=seed)]
+
+    def one(prompt: str) -> int:
+        answer = server.client.complete(prompt, max_tokens=TOKENS, temperature=0, ignore_eos=True, timeout=120)
+        return answer.completion_tokens or 0
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(CONCURRENCY) as pool:
+        tokens = sum(pool.map(one, prompts))
+    return tokens / (time.monotonic() - began)
+
+
+def measure(folder: Path, requests: int, rounds: int) -> dict[str, object]:
+    """Start the three servers one after another, then measure."""
+    environ = dict(os.environ)
+    ports = [free_port() for _ in range(3)]
+    by_hand, ours = dry_run(ports[1])
+    bare, _ = dry_run(ports[2])
+    config_env = {name: value for name, value in ours.items() if name == "VLLM_CPU_KVCACHE_SPACE"}
+    with (
+        running(by_hand, environ | ours, ports[1], log=folder / "hand.log", supervised=False) as hand,
+        running(bare, environ | config_env, ports[2], log=folder / "bare.log", supervised=False) as plain,
+        running(
+            launch_command(ports[0], free_port()), environ, ports[0], log=folder / "launched.log", supervised=True
+        ) as launched,
+    ):
+        found: dict[str, object] = {
+            "engine_spawned_after_seconds": launched.spawn_seconds,
+            "ready_seconds": {
+                "launched": launched.ready_seconds,
+                "by_hand": hand.ready_seconds,
+                "bare": plain.ready_seconds,
+            },
+            **one_by_one(launched, hand, requests),
+        }
+        for server in (launched, plain):
+            block(server, seed=99)  # warm
+        speeds: dict[str, list[float]] = {"launched": [], "bare": []}
+        for number in range(rounds):
+            pair = [("launched", launched), ("bare", plain)]
+            for name, server in pair if number % 2 == 0 else reversed(pair):
+                speeds[name].append(block(server, seed=number))
+        found["tokens_per_second_at_16"] = {name: statistics.median(values) for name, values in speeds.items()}
+        found["preload_speedup"] = statistics.median(speeds["launched"]) / statistics.median(speeds["bare"])
+        found["supervisor_rss_mib"] = psutil.Process(launched.pid).memory_info().rss / 1024**2
+    return found
+
+
+def _rounded(value: object) -> object:
+    """Four significant digits are more than a run can promise."""
+    match value:
+        case float():
+            return float(f"{value:.4g}")
+        case dict():
+            return {key: _rounded(item) for key, item in value.items()}
+        case list():
+            return [_rounded(item) for item in value]
+    return value
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=100, help="single requests per arm")
+    parser.add_argument("--rounds", type=int, default=4, help="blocks of 32 requests per arm")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="bench-launch-") as folder:
+        found = measure(Path(folder), args.requests, args.rounds)
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    print(json.dumps(_rounded(found), indent=2))
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
