@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
 import click
 
 from specserve.commands.options import config_command
 
 if TYPE_CHECKING:
+    from rich.status import Status
+
     from specserve.config.load import Loaded
+    from specserve.findings import Finding
     from specserve.serve import Launch, Reporter, Serving
+    from specserve.supervise.state import State
+
+STILL_SECONDS = 30.0
+"""A phase that lasts is mentioned again this often where nothing moves on the screen."""
 
 
 @click.command()
 @config_command
-@click.option("--dry-run", is_flag=True, help="Print the engine's command and environment; start nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the engine's command and environment; check and start nothing.")
 @click.option("--skip", multiple=True, metavar="CODE", help="Leave out a preflight finding by its code.")
 @click.option("--reap", is_flag=True, help="First end what a killed specserve left behind.")
 @click.option("--engine-log", type=click.Path(dir_okay=False, path_type=Path), help="File for the engine's output.")
@@ -30,38 +40,52 @@ def launch(
     """
     import os
 
-    from specserve import log, serve
+    from specserve import serve
     from specserve.engine.args import shell_line
 
-    log.setup(debug=bool((context.obj or {}).get("debug")), secrets=loaded.secrets())
-    plan = serve.plan(loaded, environ=os.environ, skip=skip, engine_log=engine_log)
     if dry_run:
-        click.echo(shell_line(plan.command))
+        click.echo(shell_line(serve.plan(loaded, environ=os.environ, check=False).command))
         return
-    run(plan, reap=reap)
+    debug = bool((context.obj or {}).get("debug"))
+    run(
+        lambda: serve.plan(loaded, environ=os.environ, skip=skip, engine_log=engine_log),
+        secrets=loaded.secrets(),
+        debug=debug,
+        reap=reap,
+    )
 
 
-def run(plan: Launch, *, reap: bool = False) -> None:
-    """Run a launch with this terminal as its reporter."""
-    from specserve import serve
+def run(plan: Callable[[], Launch], *, secrets: Iterable[str] = (), debug: bool = False, reap: bool = False) -> None:
+    """Plan and run a launch, with this terminal as its reporter."""
+    from specserve import log, serve
 
-    display = Display(animated=click.get_text_stream("stdout").isatty())
-    try:
-        serve.run(plan, display.reporter(), reap=reap)
-    finally:
-        display.close()
+    with Display(animated=sys.stdout.isatty() and sys.stderr.isatty()) as display:
+        # After the display, which puts log lines above its moving line.
+        log.setup(debug=debug, secrets=secrets)
+        display.phase("checking", 0.0)
+        serve.run(plan(), display.reporter(), reap=reap)
 
 
 class Display:
     """Phases on one moving line on a terminal, one line each otherwise; then the block."""
 
     def __init__(self, *, animated: bool) -> None:
-        self._status = None
-        if animated:
+        self._animated = animated
+        self._status: Status | None = None
+        self._phase, self._shown = "", 0.0
+
+    def __enter__(self) -> Self:
+        if self._animated:
             from rich.console import Console
 
             self._status = Console().status("starting")
             self._status.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._still()
 
     def reporter(self) -> Reporter:
         """The callables that serve wants."""
@@ -69,27 +93,40 @@ class Display:
 
         return Reporter(
             note=click.echo,
-            finding=lambda f: click.echo(f"{f.severity}: {f.where}: {f.message}", err=True),
-            phase=self._phase,
-            engine_line=lambda line: click.echo(line, err=True),
-            changed=lambda _, reason: click.echo(reason),
+            finding=_finding,
+            phase=self.phase,
+            engine_line=lambda line: click.echo(f"engine: {line}", err=True),
+            changed=self._changed,
             ready=self._ready,
         )
 
-    def close(self) -> None:
-        """Leave the terminal as it was."""
-        if self._status is not None:
-            self._status.stop()
-
-    def _phase(self, name: str, seconds: float) -> None:
+    def phase(self, name: str, seconds: float) -> None:
+        """Show a phase of loading."""
         if self._status is not None:
             self._status.update(f"{name} ({seconds:.0f} s)")
-        else:
+        elif name != self._phase or seconds - self._shown >= STILL_SECONDS:
             click.echo(f"{seconds:6.1f} s  {name}")
+            self._phase, self._shown = name, seconds
+
+    def _changed(self, state: State, reason: str) -> None:
+        """Stops and restarts are said; that it starts and is ready is seen."""
+        if state in ("stopping", "backoff", "stopped"):
+            click.echo(reason)
 
     def _ready(self, serving: Serving) -> None:
-        self.close()
+        self._still()
         click.echo(block(serving))
+
+    def _still(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+
+def _finding(finding: Finding) -> None:
+    fix = f"\n  Fix: {finding.fix}" if finding.fix else ""
+    if finding.severity != "info":
+        click.echo(f"{finding.severity.capitalize()}: {finding.where}: {finding.message}{fix}", err=True)
 
 
 def block(serving: Serving) -> str:
@@ -99,10 +136,10 @@ def block(serving: Serving) -> str:
     rows = [
         ("URL", serving.url),
         ("model", serving.model),
-        ("method", serving.method or "none (the target alone)"),
+        ("method", serving.method or "none, the target alone"),
         ("num_speculative_tokens", serving.num_speculative_tokens),
         ("KV cache tokens", None if serving.kv_cache_tokens is None else f"{serving.kv_cache_tokens:,}"),
-        ("ready in", duration(serving.ready_seconds)),
+        ("time to ready", duration(serving.ready_seconds)),
         ("sidecar", serving.sidecar_url),
         ("engine log", serving.log),
     ]

@@ -15,13 +15,14 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import psutil
 
 KEPT_LINES = 2000
 KEPT_BYTES = 1 << 20
 LINE_BYTES = 4000
+TRACKER_SECONDS = 1.0
 _READ_BYTES = 1 << 16
 _LINE_END = re.compile(rb"[\r\n]+")  # progress bars rewrite their line with \r
 
@@ -63,16 +64,38 @@ def session_members(session: int) -> tuple[int, ...]:
 
 
 def kill_session(session: int, *, timeout: float) -> tuple[int, ...]:
-    """KILL every member and wait until they are gone; answers who is still there after the time."""
-    end = time.monotonic() + timeout
+    """KILL every member and wait until they are gone; answers who is still there after the time.
+
+    Python's resource trackers are left for a moment: they end by themselves when their program has gone, and
+    delete its shared memory, which would otherwise fill /dev/shm kill by kill.
+    """
+    now = time.monotonic()
+    end, trackers_end = now + timeout, now + TRACKER_SECONDS
     while members := session_members(session):
-        for pid in members:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        if time.monotonic() >= end:
+        now = time.monotonic()
+        if now >= end:
             return members
+        for pid in members:
+            if now >= trackers_end or not _is_tracker(pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
+        _reap(pid for pid in members if pid != session)
     return ()
+
+
+def _reap(pids: Iterable[int]) -> None:
+    """As process 1 of a container, specserve inherits orphans: without this each would stay a zombie."""
+    for pid in pids:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+
+
+def _is_tracker(pid: int) -> bool:
+    try:
+        return any("resource_tracker" in part for part in psutil.Process(pid).cmdline())
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False
 
 
 class Child:
@@ -117,7 +140,7 @@ class Child:
         self._reader.join(timeout=1.0)
         return left
 
-    def finish(self, *, linger: float = 2.0) -> tuple[int, ...]:
+    def finish(self, *, linger: float = 1.0) -> tuple[int, ...]:
         """After the leader's end: give descendants a moment to follow, then KILL the rest. Answers the killed."""
         end = time.monotonic() + linger
         while (members := session_members(self.pid)) and time.monotonic() < end:

@@ -27,13 +27,16 @@ COMMAND_CHARACTERS = 160
 
 
 def runtime_folder(environ: Mapping[str, str]) -> Path:
-    """Where records and engine logs lie: ``$XDG_RUNTIME_DIR/specserve``, else ``specserve-UID`` in the temp folder.
-
-    Made when missing, readable by its owner alone. Raises ConfigError when somebody else owns it.
-    """
+    """Where records and engine logs lie: ``$XDG_RUNTIME_DIR/specserve``, else ``specserve-UID`` in the temp folder."""
     xdg = Path(environ.get("XDG_RUNTIME_DIR") or "/nonexistent")
-    base = Path(environ.get("TMPDIR") or tempfile.gettempdir())
-    folder = xdg / "specserve" if xdg.is_dir() and os.access(xdg, os.W_OK) else base / f"specserve-{os.getuid()}"
+    if xdg.is_dir() and os.access(xdg, os.W_OK):
+        return xdg / "specserve"
+    return Path(environ.get("TMPDIR") or tempfile.gettempdir()) / f"specserve-{os.getuid()}"
+
+
+def make_private(folder: Path) -> None:
+    """Make it, readable by its owner alone. Raises ConfigError when somebody else owns it: the temp folder is
+    everybody's, and what lies in ours decides which processes ``--reap`` ends."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         facts = folder.lstat()
@@ -49,7 +52,6 @@ def runtime_folder(environ: Mapping[str, str]) -> Path:
             where=str(folder),
             fix="export TMPDIR=a folder of your own",
         )
-    return folder
 
 
 @dataclass(frozen=True)

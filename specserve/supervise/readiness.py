@@ -20,24 +20,32 @@ class Readiness:
         """``canary`` answers why the engine must not serve, None when it may."""
         self._client, self._model, self._canary = client, model, canary
         self.last_answer: str | None = None
-        """What the latest check met; tells a start that ran out of time from one that never listened."""
+        """Why the engine that listens is not ready yet; None while nothing listens."""
 
     def check_ready(self) -> Event | None:
         """None until it is decided."""
         try:
-            if not self._client.health(timeout=HEALTH_SECONDS):
-                self.last_answer = "/health does not answer 200"
-                return None
-            names = self._client.models(timeout=HEALTH_SECONDS)
-            if self._model not in names:
-                return Failed(f"it serves {', '.join(names) or 'no model'} instead of {self._model}", retry=False)
-            answer = self._client.complete(PROMPT, max_tokens=2, temperature=0, timeout=COMPLETION_SECONDS)
+            healthy = self._client.health(timeout=HEALTH_SECONDS)
+        except EngineError:
+            return None
+        if not healthy:
+            self.last_answer = "/health answers an error"
+            return None
+        try:
+            return self._serves()
         except EngineError as error:
             self.last_answer = str(error)
             return None
+
+    def _serves(self) -> Event | None:
+        names = self._client.models(timeout=HEALTH_SECONDS)
+        if self._model not in names:
+            return Failed(f"it serves {', '.join(names) or 'no model'} instead of {self._model}", retry=False)
+        answer = self._client.complete(PROMPT, max_tokens=2, temperature=0, timeout=COMPLETION_SECONDS)
         if not answer.completion_tokens:
             self.last_answer = "a completion returned no token"
             return None
+        self.last_answer = None
         refusal = self._canary()
         return Ready() if refusal is None else Failed(refusal, retry=False)
 

@@ -66,7 +66,7 @@ class Supervisor:
         *,
         clock: Callable[[], float] = time.monotonic,
         tick_seconds: float = TICK_SECONDS,
-        check_seconds: float = 0.5,
+        check_seconds: float = 0.25,
     ) -> None:
         self.machine = Machine()
         self.child: Child | None = None

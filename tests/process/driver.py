@@ -1,6 +1,6 @@
 """`specserve launch` with the stub engine in the engine's place: the same code from the checks' end to the exit code.
 
-    python driver.py CONFIG [--reap] [--stub-...]
+python driver.py CONFIG [--reap] [--stub-...]
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from specserve import cli
+from specserve import cli, serve
 from specserve.commands.launch import run
 from specserve.commands.options import config_command
 from specserve.engine.args import EngineCommand, build
@@ -25,13 +25,16 @@ STUB = Path(__file__).parents[1] / "stub_engine.py"
 @click.command(context_settings={"ignore_unknown_options": True})
 @config_command
 @click.option("--reap", is_flag=True)
+@click.option("--drain-margin", type=float, help="In place of the ten seconds that a real engine may need.")
 @click.argument("stub", nargs=-1, type=click.UNPROCESSED)
-def drive(loaded, reap, stub):
+def drive(loaded, reap, drain_margin, stub):
     """Launch the stub."""
+    if drain_margin is not None:
+        serve.DRAIN_MARGIN_SECONDS = drain_margin
     argv = build(loaded.settings, installed=Installed("vllm", "0.32.0")).argv
     folder = leftovers.runtime_folder(os.environ)
     command = EngineCommand((sys.executable, str(STUB), *argv[4:], *stub))
-    run(Launch(loaded.settings, command, dict(os.environ), folder, folder / "engine.log"), reap=reap)
+    run(lambda: Launch(loaded.settings, command, dict(os.environ), folder, folder / "engine.log"), reap=reap)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,85 @@
+"""Starting real programs and watching what they say and how they end."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+import requests
+
+STUB = Path(__file__).parents[1] / "stub_engine.py"
+DRIVER = Path(__file__).with_name("driver.py")
+MARK = "STUB_TEST_ID"
+"""Inherited by every descendant, so that a test finds what it left behind."""
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 15.0, what: str = "") -> None:
+    """Poll until true; fail loudly after the time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"did not happen within {seconds} s: {what or condition}"
+        time.sleep(0.01)
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Living processes that carry a test's mark."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+@dataclass
+class Program:
+    """A started program whose output lies in a file."""
+
+    process: subprocess.Popen[bytes]
+    path: Path
+    port: int
+
+    @property
+    def output(self) -> str:
+        """stdout and stderr so far."""
+        return self.path.read_text(encoding="utf-8", errors="replace")
+
+    @property
+    def url(self) -> str:
+        """Where the engine listens."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def control(self, **switches: object) -> dict:
+        """``POST /__control`` of the stub."""
+        return requests.post(f"{self.url}/__control", json=switches, timeout=5).json()
+
+    def says(self, text: str, seconds: float = 15.0) -> None:
+        """Wait for a text in the output."""
+        wait_until(lambda: text in self.output or self.process.poll() is not None, seconds, f"{text!r} in the output")
+        assert text in self.output, self.output
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the program alone."""
+        self.process.send_signal(number)
+
+    def ends(self, seconds: float = 15.0) -> int:
+        """Wait for the end; the exit status."""
+        try:
+            return self.process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"still running after {seconds} s:\n{self.output}")
+
+
+def start(argv: list[str], path: Path, port: int) -> Program:
+    """Start a program in a session of its own."""
+    with path.open("wb") as out:
+        process = subprocess.Popen(argv, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+    return Program(process, path, port)

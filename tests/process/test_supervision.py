@@ -1,0 +1,241 @@
+"""`specserve launch` over the stub engine: real processes, real signals, exit codes as a shell sees them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import psutil
+import requests
+from programs import wait_until
+
+
+def complete(url: str, into: list, max_tokens: int = 20) -> threading.Thread:
+    """A streamed completion in a thread; (status, whether [DONE] came) goes into the list."""
+
+    def ask() -> None:
+        body = {"model": "tiny", "prompt": "a b", "max_tokens": max_tokens, "stream": True}
+        answer = requests.post(f"{url}/v1/completions", json=body, timeout=30)
+        into.append((answer.status_code, answer.text.endswith("data: [DONE]\n\n")))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    return thread
+
+
+def test_a_start_shows_phases_and_one_block_and_term_ends_it_with_0(launch, records):
+    """Phases in order, the block with what the engine reported, a record while it runs and none afterwards."""
+    program = launch("--stub-ready-after", 0.2)
+    program.says("engine log")
+    words = [line.split("  ")[-1] for line in program.output.splitlines() if " s  " in line]
+    assert words[:4] == ["checking", "starting", "importing", "loading target weights"]
+    block = dict(line.strip().split(None, 1) for line in program.output.splitlines() if line.startswith("  "))
+    assert block["URL"] == f"{program.url}/v1"
+    assert program.output.count("Ready\n") == 1
+    for row in ("model                   tiny", "method                  ngram", "num_speculative_tokens  3",
+                "KV cache tokens         43,680"):  # fmt: skip
+        assert f"  {row}\n" in program.output
+    assert len(records()) == 1
+    program.signal(signal.SIGTERM)
+    assert program.ends() == 0
+    assert records() == []
+
+
+def test_crash_before_ready_is_4_with_the_engines_last_lines(launch, tmp_path):
+    """The cause, the phase, the log's own words and where the whole log is."""
+    log = tmp_path / "vllm.log"
+    log.write_text("ERROR 11-29 10:00:00 [core.py:1] torch.OutOfMemoryError: CUDA out of memory. Tried\n")
+    program = launch("--stub-log-file", log, "--stub-crash-at-start", 1)
+    assert program.ends() == 4
+    assert "Error: engine: exited with status 1, in phase 'importing'; memory ran out" in program.output
+    assert "torch.OutOfMemoryError: CUDA out of memory. Tried" in program.output
+    assert f"whole log: {tmp_path}" in program.output
+
+
+def test_a_start_that_hangs_is_4_and_names_its_phase(launch):
+    """The deadline is ours, not the engine's."""
+    program = launch("--set", "engine.startup_timeout_seconds=1", "--stub-ready-after", "inf")
+    assert program.ends() == 4
+    assert "Error: engine: not ready within 1 s, in phase 'loading target weights'" in program.output
+
+
+def test_healthy_but_silent_is_not_ready(launch):
+    """/health is green and no completion ever returns: the deadline ends it."""
+    program = launch(
+        "--set", "engine.startup_timeout_seconds=1", "--set", "engine.drain_timeout_seconds=0.2", "--stub-freeze"
+    )
+    assert program.ends() == 4
+    assert "Ready\n" not in program.output
+
+
+def test_a_completion_that_fails_is_named(launch):
+    """What the last readiness check met is part of the message."""
+    program = launch("--set", "engine.startup_timeout_seconds=1", "--stub-completion-status", 500)
+    assert program.ends() == 4
+    assert "answered 500" in program.output
+
+
+def test_another_model_than_configured_is_refused(launch):
+    """The names that the engine serves, and no restart."""
+    program = launch("--set", "engine.max_restarts=3", "--served-model-name", "other")
+    assert program.ends() == 4
+    assert "it serves other instead of tiny" in program.output
+
+
+def test_crash_after_ready_is_5(launch, records):
+    """Lost, with the cause that the log names."""
+    program = launch("--stub-crash-after", 0.3)
+    assert program.ends() == 5
+    assert "Error: engine: exited with status 1, after it had been ready" in program.output
+    assert records() == []
+
+
+def test_a_dead_core_under_a_living_server_is_5(launch):
+    """vLLM's API process lives on for seconds and answers /health with 503; that is enough."""
+    program = launch()
+    program.says("engine log")
+    program.control(health_status=503)
+    assert program.ends() == 5
+    assert "its engine core is dead" in program.output
+
+
+def test_restarts_back_off_and_then_give_up(launch):
+    """Two restarts with doubled pauses, ready each time, then exit code 5."""
+    program = launch("--set", "engine.max_restarts=2", "--stub-crash-after", 0.25)
+    assert program.ends() == 5
+    assert "restart 1 of 2 in 0.1 s" in program.output
+    assert "restart 2 of 2 in 0.2 s" in program.output
+    assert program.output.count("Ready\n") == 3
+
+
+def test_term_drains_running_requests_and_refuses_new_ones(launch):
+    """Eight streams in flight end with [DONE]; a ninth gets 503; exit code 0."""
+    program = launch("--stub-step", 0.05, "--stub-acceptance", 0)
+    program.says("engine log")
+    answers: list = []
+    threads = [complete(program.url, answers) for _ in range(8)]
+    wait_until(lambda: program.control()["in_flight"] == 8)
+    program.signal(signal.SIGTERM)
+    program.says("draining")
+    wait_until(lambda: not complete(program.url, late := []).join() and late and late[0][0] == 503)
+    for thread in threads:
+        thread.join()
+    assert answers == [(200, True)] * 8
+    assert program.ends() == 0
+
+
+def test_a_second_signal_ends_it_at_once_with_130(launch):
+    """Nobody waits a minute for an engine that does not end."""
+    program = launch("--set", "engine.drain_timeout_seconds=60", "--stub-ignore-term")
+    program.says("engine log")
+    program.signal(signal.SIGTERM)
+    program.says("draining")
+    program.signal(signal.SIGINT)
+    assert program.ends() == 130
+    assert "running requests were cut off" in program.output
+
+
+def test_an_engine_that_ignores_term_is_killed_when_the_drain_is_over(launch):
+    """Exit code 5, because requests may have been lost, and the key to change."""
+    program = launch("--set", "engine.drain_timeout_seconds=0.2", "--drain-margin", 0.3, "--stub-ignore-term")
+    program.says("engine log")
+    program.signal(signal.SIGTERM)
+    assert program.ends() == 5
+    assert "Fix: --set engine.drain_timeout_seconds=0.4" in program.output
+
+
+def test_interrupt_while_starting_is_130(launch, records):
+    """Ctrl-C during a long load ends the engine and says that it never was ready."""
+    program = launch("--stub-ready-after", 60)
+    program.says("loading target weights")
+    program.signal(signal.SIGINT)
+    assert program.ends() == 130
+    assert "SIGINT before the engine was ready" in program.output
+    assert records() == []
+
+
+def test_hangup_of_the_terminal_drains(launch):
+    """A closed terminal must not orphan the engine."""
+    program = launch()
+    program.says("engine log")
+    program.signal(signal.SIGHUP)
+    assert program.ends() == 0
+
+
+def test_a_grandchild_that_ignores_term_does_not_survive(launch):
+    """The engine drains and leaves; what it left behind is killed."""
+    program = launch("--stub-grandchild")
+    program.says("engine log")
+    grandchild = psutil.Process(program.control()["grandchild_pid"])
+    program.signal(signal.SIGTERM)
+    assert program.ends() == 0
+    assert not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_dead_leader_takes_its_grandchild_along(launch):
+    """kill -9 of the API process: lost, and no orphan holds the memory."""
+    program = launch("--stub-grandchild")
+    program.says("engine log")
+    facts = program.control()
+    grandchild = psutil.Process(facts["grandchild_pid"])
+    psutil.Process(facts["pid"]).kill()
+    assert program.ends() == 5
+    assert "was killed by SIGKILL" in program.output
+    assert not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_taken_port_names_its_holder_and_starts_nothing(launch, stub):
+    """Pid and command of the foreign process, exit code 4, and the process is left alone, --reap or not."""
+    other = stub()
+    program = launch("--reap", port=other.port)
+    assert program.ends() == 4
+    assert f"Error: server.port {other.port}: is taken; it must be free" in program.output
+    assert f"pid {other.process.pid}" in program.output
+    assert "importing" not in program.output
+    assert other.process.poll() is None
+
+
+def test_after_kill_9_of_specserve_the_next_start_names_the_orphan_and_reap_ends_it(launch, records):
+    """Refused with pid and log; `--reap` ends leader and grandchild, then starts."""
+    first = launch("--stub-grandchild")
+    first.says("engine log")
+    facts = first.control()
+    first.process.kill()
+    first.process.wait()
+    second = launch()
+    assert second.ends() == 4
+    assert f"Error: left behind: specserve pid {first.process.pid} is gone and its engine still runs" in second.output
+    assert f"pid {facts['pid']}" in second.output
+    assert f"pid {facts['grandchild_pid']}" in second.output
+    assert "Fix: the same command with --reap" in second.output
+    third = launch("--reap")
+    third.says("engine log")
+    assert f"ended what an earlier run left behind: pid {facts['pid']}, {facts['grandchild_pid']}" in third.output
+    assert len(records()) == 1
+    third.signal(signal.SIGTERM)
+    assert third.ends() == 0
+
+
+def test_two_launches_side_by_side_do_not_mistake_each_other(launch, stub):
+    """An engine whose specserve lives is no leftover, also under --reap."""
+    first = launch()
+    first.says("engine log")
+    with_other_port = stub(answers=False).port + 1
+    second = launch("--reap", port=with_other_port)
+    second.says("engine log")
+    assert first.process.poll() is None
+    for program in (first, second):
+        program.signal(signal.SIGTERM)
+    assert (first.ends(), second.ends()) == (0, 0)
+
+
+def test_megabytes_on_stderr_do_not_block_the_engine(launch, tmp_path):
+    """1 MB of lines and a line of 1 MB pass through the pipe of 64 KB; the log has the lines, the long one cut."""
+    program = launch("--stub-stderr-flood", 2**20, "--stub-long-line", 2**20)
+    program.says("engine log")
+    program.signal(signal.SIGTERM)
+    assert program.ends() == 0
+    log = (tmp_path / f"specserve-{os.getuid()}" / "engine.log").read_text()
+    assert log.count("e" * 99 + "\n") == 2**20 // 100
+    assert "x" * 4000 + " ...\n" in log
