@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from specserve import __version__
-from specserve.commands import config
+from specserve.commands import alerts, bench, config, launch
 from specserve.errors import ExitCode, SpecserveError
 
 
@@ -21,7 +21,15 @@ def program(context: click.Context, debug: bool) -> None:
     context.obj = {"debug": debug}
 
 
-program.add_command(config.config)
+for command in (
+    launch.launch,
+    config.config,
+    alerts.alerts,
+    bench.bench,
+    bench.report,
+    bench.trace,
+):
+    program.add_command(command)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -92,6 +92,12 @@ def pick(workload: Workload, count: int, *, seed: int) -> Workload:
     return workload.model_copy(update={"requests": tuple(chosen)})
 
 
+def limit(workload: Workload, max_tokens: int) -> Workload:
+    """The same requests with answers of at most this many tokens."""
+    requests = tuple(r.model_copy(update={"max_tokens": min(r.max_tokens, max_tokens)}) for r in workload.requests)
+    return workload.model_copy(update={"requests": requests})
+
+
 def as_completions(workload: Workload) -> Workload:
     """The same requests for a model without a chat template: the contents of the messages as plain text."""
     return workload.model_copy(
@@ -228,6 +234,21 @@ def redact(line: str, *, keep_text: bool) -> str:
     body: dict[str, Any] = next((entry[k] for k in ("body", "request") if isinstance(entry.get(k), dict)), entry)
     kept = {k: body[k] for k in _KEPT if k in body} | {k: entry[k] for k in ("timestamp",) if k in entry}
     return json.dumps(kept if keep_text else _masked(kept), ensure_ascii=False)
+
+
+def redact_file(source: Path, destination: Path, *, keep_text: bool) -> int:
+    """Redact every line of a trace; the number of requests. Raises ConfigError naming a bad line."""
+    count = 0
+    temporary = destination.with_suffix(destination.suffix + ".tmp")
+    with temporary.open("w", encoding="utf-8") as out:
+        for number, line in _lines(source):
+            try:
+                out.write(redact(line, keep_text=keep_text) + "\n")
+            except ValueError as error:
+                raise ConfigError(f"is not JSON: {error}", where=f"{source}:{number}") from None
+            count += 1
+    temporary.replace(destination)
+    return count
 
 
 def _masked(value: Any, key: str = "") -> Any:

@@ -35,6 +35,8 @@ class Loaded:
     sources: Mapping[str, str] = field(default_factory=dict)
     """Dotted key -> ``file:line``, ``environment NAME`` or ``--set``; a key that nobody set is missing."""
     warnings: tuple[Problem, ...] = ()
+    overrides: tuple[str, ...] = ()
+    """The ``--set`` values that it was loaded with."""
 
     def secrets(self) -> tuple[str, ...]:
         """Every secret value, for the redaction of logs."""
@@ -95,7 +97,7 @@ def load(path: Path, *, environ: Mapping[str, str], overrides: Sequence[str] = (
         (warnings if complaint.is_warning else problems).append(problem)
     if problems:
         raise ConfigError(_unique(problems))
-    return Loaded(path, settings, _sources(cascade), tuple(warnings))
+    return Loaded(path, settings, _sources(cascade), tuple(warnings), tuple(overrides))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,250 @@
+"""``specserve bench``, ``specserve report`` and ``specserve trace``: measure, show, and make a trace fit to share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specserve.commands.options import config_command, format_option
+
+if TYPE_CHECKING:
+    from specserve.arm import ArmSpec
+    from specserve.bench.plan import Plan
+    from specserve.bench.result import Result
+    from specserve.bench.workload import Workload
+    from specserve.config.load import Loaded
+    from specserve.measure import Progress
+
+
+@click.command()
+@config_command
+@format_option
+@click.option("--workload", "names", multiple=True, help="Built-in workload; may be repeated. See --list.")
+@click.option("--trace", type=click.Path(path_type=Path), help="Your own requests, one JSON object or prompt a line.")
+@click.option("--concurrency", default="1,4,16", show_default=True, help="Requests in flight, comma-separated.")
+@click.option(
+    "--arms", default="baseline,speculative", show_default=True, help="baseline, speculative, or config files."
+)
+@click.option("--prompts", default=16, show_default=True, type=click.IntRange(1), help="Requests in one block.")
+@click.option("--max-tokens", type=click.IntRange(1), help="Tokens of an answer; default: the workload's.")
+@click.option("--repeat", default=1, show_default=True, type=click.IntRange(1, 20), help="Times there and back again.")
+@click.option("--seed", default=0, show_default=True, help="Picks the prompts.")
+@click.option("--completions", is_flag=True, help="Send plain completions: for models without a chat template.")
+@click.option("--url-baseline", help="Measure a server that already runs, without speculation.")
+@click.option("--url-speculative", help="Measure a server that already runs, with speculation.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("bench"), show_default=True, help="Output folder.")
+@click.option("--resume", is_flag=True, help="Continue what was interrupted in the output folder.")
+def bench(loaded: Loaded, output: str, out: Path, resume: bool, **options: Any) -> None:
+    """Is CONFIG faster with speculation than without, for this traffic, at this load, with the same answers?
+
+    Starts each arm as `specserve launch` would, in the order off, on, on, off. Writes result.json, profile.json,
+    report.md and report.html. Exits with 6 when nothing sound could be said.
+    """
+    import os
+
+    from specserve import measure
+
+    specs = _arms(loaded, options["arms"], options["url_baseline"], options["url_speculative"])
+    plan = _plan(specs, options)
+    out.mkdir(parents=True, exist_ok=True)
+    before = _before(out, resume, specs)
+    with _Display() as display:
+        run = measure.Bench(specs, plan, out, dict(os.environ), display.progress())
+        result = run.run(before)
+    write_reports([result], out)
+    _say(result, out, output)
+
+
+def _arms(loaded: Loaded, names: str, url_off: str | None, url_on: str | None) -> list[ArmSpec]:
+    from specserve.arm import ArmSpec
+    from specserve.errors import ConfigError
+
+    if (url_off is None) != (url_on is None):
+        raise ConfigError("one of --url-baseline and --url-speculative is missing; must be both or none", where="bench")
+    if url_off and url_on:
+        return [ArmSpec("baseline", loaded, url=url_off), ArmSpec("speculative", loaded, url=url_on)]
+    arms = [_arm(loaded, name.strip()) for name in names.split(",")]
+    if len(arms) != 2 or arms[0].name == arms[1].name:
+        raise ConfigError(f"'{names}' must name two different arms", where="--arms", fix="--arms baseline,speculative")
+    return arms
+
+
+def _arm(loaded: Loaded, name: str) -> ArmSpec:
+    import os
+
+    from specserve.arm import ArmSpec
+    from specserve.config.load import load
+
+    overrides = loaded.overrides
+    if name == "baseline":
+        overrides = (*overrides, "speculative_decoding.enabled=false")
+    elif name != "speculative":
+        return ArmSpec(Path(name).stem, load(Path(name), environ=os.environ))
+    return ArmSpec(name, load(loaded.path, environ=os.environ, overrides=overrides), overrides)
+
+
+def _plan(specs: Sequence[ArmSpec], options: dict[str, Any]) -> Plan:
+    from specserve.bench.plan import Plan
+
+    return Plan(
+        arms=tuple(s.name for s in specs),
+        workloads=tuple(_workloads(options)),
+        concurrency=_numbers(options["concurrency"]),
+        repeat=options["repeat"],
+    )
+
+
+def _workloads(options: dict[str, Any]) -> list[Workload]:
+    from specserve.bench import workload
+
+    found = [workload.builtin(name) for name in options["names"]]
+    if options["trace"]:
+        found.append(workload.from_file(options["trace"]))
+    if not found:
+        found = [workload.builtin("code-edit"), workload.builtin("chat")]
+    picked = [workload.pick(w, options["prompts"], seed=options["seed"]) for w in found]
+    if options["completions"]:
+        picked = [workload.as_completions(w) for w in picked]
+    if (limit := options["max_tokens"]) is not None:
+        picked = [workload.limit(w, limit) for w in picked]
+    return picked
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    from specserve.errors import ConfigError
+
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or min(numbers) < 1 or len(set(numbers)) != len(numbers):
+        raise ConfigError(
+            f"'{text}' must be different whole numbers from 1", where="--concurrency", fix="--concurrency 1,4,16"
+        )
+    return numbers
+
+
+def _before(out: Path, resume: bool, specs: Sequence[ArmSpec]) -> Result | None:
+    from specserve.bench import result
+    from specserve.errors import ConfigError
+
+    path = out / "result.json"
+    if not path.exists():
+        return None
+    if not resume:
+        raise ConfigError(
+            "already holds a result", where=str(out), fix="give another --out, or --resume to continue it"
+        )
+    before = result.read(path)
+    if [a.name for a in before.arms] != [s.name for s in specs]:
+        raise ConfigError("holds a result of other arms; --resume continues the same benchmark only", where=str(path))
+    return before
+
+
+def _say(result: Result, out: Path, output: str) -> None:
+    import json
+    from dataclasses import asdict
+
+    from specserve.bench import judge, report
+    from specserve.errors import Unsound
+
+    cells = judge.cells(result)
+    if output == "json":
+        click.echo(json.dumps({"result": str(out / "result.json"), "cells": [asdict(c) for c in cells]}, indent=2))
+    else:
+        for sentence in report.conclusion(result, cells):
+            click.echo(sentence)
+        click.echo(f"\nReport: {out / 'report.html'}")
+    if cells and all(c.verdict == "unsound" for c in cells):
+        raise Unsound("no cell of this benchmark is sound; no verdict", where=str(out), fix="see the warnings above")
+    if any(a.divergent for a in result.answers):
+        raise Unsound("the arms do not give the same answers; no speedup makes up for that", where=str(out))
+
+
+def write_reports(results: Sequence[Result], out: Path) -> None:
+    """Markdown, HTML and, for one result, the profile that the sidecar reads."""
+    import json
+
+    from specserve.bench import breakeven, plots, report
+
+    title = f"specserve benchmark: {', '.join(dict.fromkeys(r.title for r in results))}"
+    parts = report.document(results)
+    (out / "report.md").write_text(report.markdown(parts, title), encoding="utf-8")
+    drawn = plots.svgs(results[0]) if len(results) == 1 else {}
+    (out / "report.html").write_text(report.page(parts, title, drawn), encoding="utf-8")
+    if len(results) == 1 and (profile := breakeven.profile(results[0]))["cells"]:
+        (out / "profile.json").write_text(json.dumps(profile, indent=1), encoding="utf-8")
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), default=Path(), help="Folder for report.md and report.html.")
+def report(files: tuple[Path, ...], out: Path) -> None:
+    """Render one result, or compare several, as Markdown and as one HTML page."""
+    from specserve.bench import result
+
+    out.mkdir(parents=True, exist_ok=True)
+    write_reports([result.read(f / "result.json" if f.is_dir() else f) for f in files], out)
+    click.echo(f"{out / 'report.md'}\n{out / 'report.html'}")
+
+
+@click.group()
+def trace() -> None:
+    """Recorded traffic for the benchmark."""
+
+
+@trace.command()
+@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("destination", type=click.Path(path_type=Path))
+@click.option("--keep-text", is_flag=True, help="Keep prompts as they are; drop only who sent them.")
+def redact(source: Path, destination: Path, keep_text: bool) -> None:
+    """Drop user ids and content from a trace; lengths, repetition and times stay."""
+    from specserve.bench import workload
+
+    count = workload.redact_file(source, destination, keep_text=keep_text)
+    click.echo(f"{count} requests written to {destination}")
+
+
+class _Display:
+    """A bar with the time left on a terminal, plain lines otherwise; both on stderr."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> _Display:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+            columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+            self._bar = Progress(*columns, console=Console(stderr=True))
+            self._bar.start()
+            self._task = self._bar.add_task("starting", total=None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def progress(self) -> Progress:
+        """The callables that the benchmark wants."""
+        from specserve.measure import Progress
+
+        return Progress(step=self._step, note=self._note)
+
+    def _step(self, done: int, total: int, what: str) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, total=total, description=what)
+        else:
+            click.echo(f"{done}/{total} {what}", err=True)
+
+    def _note(self, text: str) -> None:
+        if self._bar is not None:
+            self._bar.console.print(text)
+        else:
+            click.echo(text, err=True)
