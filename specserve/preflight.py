@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import difflib
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specserve.errors import PreflightRefused, Problem
+from specserve.codes import CODES
+from specserve.config.schema import Settings
+from specserve.config.speculation import NEEDS_DRAFT
+from specserve.errors import ConfigError, PreflightRefused, Problem
 from specserve.findings import Finding
+from specserve.pair import consistency, heads, integrity, match, mtp, sampling, slots, vocabulary
+from specserve.pair import facts as reading
+from specserve.pair.consistency import Role
+from specserve.pair.facts import CheckpointRefused, ModelFacts
 
 if TYPE_CHECKING:
     from specserve.config.load import Loaded
 
 _ORDER = {"error": 0, "warning": 1, "info": 2}
+_TARGET, _DRAFT = "models.target_model", "models.draft_model"
+_WITHOUT_WEIGHTS = {"weights-missing", "pickle-weights", "gguf-weights"}
 
 
 @dataclass(frozen=True)
@@ -45,12 +58,182 @@ class PreflightReport:
         }
 
 
-def run(loaded: Loaded, *, skip: Sequence[str] = ()) -> PreflightReport:
-    """Run every check; nothing is raised for what the checks find. ``skip`` names codes to leave out."""
-    return PreflightReport(())
-
-
 def require(report: PreflightReport) -> None:
     """Raise PreflightRefused with every error of the report, if there is one."""
     if not report.ok:
         raise PreflightRefused([Problem(f.message, f.where, fix=f.fix) for f in report.errors])
+
+
+def run(
+    loaded: Loaded,
+    *,
+    skip: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+    progress: integrity.Progress = lambda _name, _n: None,
+) -> PreflightReport:
+    """Run every check; nothing is raised for what they find. ``skip`` names codes to leave out.
+
+    Raises ConfigError for an unknown code in ``skip``.
+    """
+    _require_known(skip)
+    settings = loaded.settings
+    target, findings = read(settings, "target_model")
+    draft, more = read(settings, "draft_model") if settings.uses_draft_model else (None, [])
+    findings += more
+    verdict = pair_findings(settings, target, draft, progress=progress)
+    findings += verdict.findings
+    vram = None
+    if target is not None and (draft is not None or not settings.uses_draft_model):
+        engine, vram = _engine_and_memory(loaded, target, draft, environ or {})
+        findings += engine
+    kept = [f for f in dict.fromkeys(findings) if f.code not in skip]
+    kept.sort(key=lambda f: _ORDER[f.severity])
+    return PreflightReport(tuple(kept), _pair_dict(settings, target, draft, verdict), vram)
+
+
+def _require_known(skip: Sequence[str]) -> None:
+    problems = []
+    for code in skip:
+        if code not in CODES:
+            near = difflib.get_close_matches(code, CODES, n=1)
+            hint = f"; did you mean '{near[0]}'?" if near else "; docs/checks.md lists them"
+            problems.append(Problem(f"unknown code '{code}'{hint}", "--skip"))
+    if problems:
+        raise ConfigError(problems)
+
+
+def read(settings: Settings, role: str) -> tuple[ModelFacts | None, list[Finding]]:
+    """One checkpoint of the config, and what reading it showed; None when it cannot be read."""
+    model = settings.models.target_model if role == "target_model" else settings.models.draft_model
+    assert model is not None
+    token = settings.models.hub_token
+    try:
+        facts = reading.read(
+            model.path, revision=model.revision, token=token.get_secret_value() if token is not None else None
+        )
+    except CheckpointRefused as refused:
+        return None, [_placed(f, role) for f in refused.findings]
+    without = settings.engine.extra_args.get("load-format", settings.engine.extra_args.get("load_format")) == "dummy"
+    found = [_placed(f, role) for f in facts.findings if not (without and f.code in _WITHOUT_WEIGHTS)]
+    return facts, found
+
+
+def _placed(finding: Finding, role: str) -> Finding:
+    """The finding with the config key in front of the path, so that a reader knows which model it is."""
+    where = f"models.{role}.path ({finding.where})"
+    return Finding(finding.code, finding.severity, where, finding.message, finding.fix)
+
+
+def pair_findings(
+    settings: Settings,
+    target: ModelFacts | None,
+    draft: ModelFacts | None,
+    *,
+    progress: integrity.Progress = lambda _name, _n: None,
+) -> vocabulary.Verdict:
+    """Every finding that the checkpoints alone decide. Works with what is there: one unreadable model hides nothing."""
+    found: list[Finding] = []
+    native, is_head = native_types(), settings.method not in (None, "draft_model")
+    for facts, key in ((target, "target_model"), (draft, "draft_model")):
+        if facts is not None:
+            found += consistency.check(_role(settings, facts, key, is_head=is_head and key == "draft_model"), native)
+            found += integrity.check(facts, _expected(settings, key), f"models.{key}", progress)
+    if target is not None:
+        found += match.target_length(settings, target)
+        if settings.method is not None:
+            found += sampling.check(settings, target)
+    found += slots.check(settings)
+    if settings.method == "mtp":
+        found += _mtp(settings, target, draft)
+    if target is None or draft is None:
+        return vocabulary.Verdict(tuple(found))
+    return _both(settings, target, draft, found)
+
+
+def _both(settings: Settings, target: ModelFacts, draft: ModelFacts, found: list[Finding]) -> vocabulary.Verdict:
+    is_head = settings.method != "draft_model"
+    if settings.method in NEEDS_DRAFT:
+        together = list(match.check(settings, target, draft, is_head=is_head))
+        if any(f.code == "draft-is-target" for f in together):
+            return vocabulary.Verdict((*found, *together))
+        found += together
+    wrong = list(heads.check(settings, target, draft))
+    found += wrong
+    if any(f.code in ("head-as-model", "model-as-head", "head-kind") for f in wrong):
+        return vocabulary.Verdict(tuple(found))
+    spec = settings.speculative_decoding
+    verdict = vocabulary.check(
+        target, draft, heterogeneous=bool(spec.use_heterogeneous_vocab), is_head=is_head,
+        floor=spec.min_vocab_overlap_ratio,
+    )  # fmt: skip
+    return vocabulary.Verdict((*found, *verdict.findings), verdict.comparison, verdict.overlap)
+
+
+def _mtp(settings: Settings, target: ModelFacts | None, draft: ModelFacts | None) -> Iterator[Finding]:
+    separate = settings.models.draft_model is not None
+    carrier = draft if separate else target
+    if carrier is not None:
+        k, where = settings.speculative_decoding.num_speculative_tokens, _DRAFT if separate else _TARGET
+        yield from mtp.check(carrier, k, f"{where}.path")
+
+
+def _role(settings: Settings, facts: ModelFacts, key: str, *, is_head: bool) -> Role:
+    target, draft = settings.models.target_model, settings.models.draft_model
+    tp = target.tensor_parallel_size
+    if key == "target_model" or draft is None:
+        return Role(facts, target, _TARGET, tp, target.trust_remote_code)
+    own = (
+        draft.tensor_parallel_size if is_head and draft.tensor_parallel_size else tp
+    )  # a draft model runs at target TP
+    return Role(facts, draft, _DRAFT, own, target.trust_remote_code, is_head)
+
+
+def _expected(settings: Settings, key: str) -> str | dict[str, str] | None:
+    model = getattr(settings.models, key)
+    return model.sha256 if model is not None else None
+
+
+def native_types() -> frozenset[str] | None:
+    """Model types that need no code of their own: one folder each in transformers, one module each in vLLM.
+
+    Nothing is imported. None where transformers is not installed beside us.
+    """
+    found: set[str] = set()
+    for package, below in (("transformers", "models"), ("vllm", "transformers_utils/configs")):
+        spec = importlib.util.find_spec(package)
+        if spec is not None and spec.submodule_search_locations:
+            folder = Path(spec.submodule_search_locations[0], below)
+            found |= {e.name.removesuffix(".py") for e in os.scandir(folder)} if folder.is_dir() else set()
+    return frozenset(found) or None
+
+
+def _engine_and_memory(
+    loaded: Loaded, target: ModelFacts, draft: ModelFacts | None, environ: Mapping[str, str]
+) -> tuple[list[Finding], Mapping[str, Any] | None]:
+    return [], None
+
+
+def _pair_dict(
+    settings: Settings, target: ModelFacts | None, draft: ModelFacts | None, verdict: vocabulary.Verdict
+) -> dict[str, Any]:
+    return {
+        "method": settings.method,
+        "target": None if target is None else _model_dict(target),
+        "draft": None if draft is None else _model_dict(draft),
+        "vocabulary": None if verdict.comparison is None else verdict.comparison.as_dict(),
+        "vocabulary_overlap_ratio": verdict.overlap,
+    }
+
+
+def _model_dict(facts: ModelFacts) -> dict[str, Any]:
+    return {
+        "path": facts.path,
+        "revision": facts.revision,
+        "architecture": facts.architectures[0] if facts.architectures else None,
+        "kind": heads.kind_of(facts),
+        "weights_bytes": facts.total_size_bytes,
+        "dtype": match.stored_dtype(facts),
+        "quantization": consistency.quantization_of(facts),
+        "vocab_size": vocabulary.vocab_size(facts),
+        "max_position_embeddings": match.native_length(facts),
+    }

@@ -43,7 +43,7 @@ def check(carrier: ModelFacts, k: int, where: str) -> Iterator[Finding]:
         yield Finding("mtp-modules-missing", "error", where, message, fix)
         return
     if carrier.tensors and not _has_weights(carrier):
-        message = f"config.json names {n} MTP module{'s' * (n > 1)} and no tensor of one is there (some conversions drop them)"
+        message = f"config.json names {n} MTP module{'s' * (n > 1)}, no tensor of one is there (conversions drop them)"
         yield Finding("mtp-weights-missing", "error", where, message, "use the original checkpoint")
     if k > n and k % n:
         legal = ", ".join(str(i) for i in [*range(1, n + 1), 2 * n, 3 * n])

@@ -1,0 +1,103 @@
+"""``specserve check``: prove before launch that the pair can work."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from specserve.commands.options import config_command, format_option
+
+if TYPE_CHECKING:
+    from specserve.config.load import Loaded
+    from specserve.pair.integrity import Progress
+    from specserve.preflight import PreflightReport
+
+_COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
+
+
+@click.command("check")
+@config_command
+@format_option
+@click.option("--skip", multiple=True, metavar="CODE", help="Leave out a finding by its code (docs/checks.md).")
+def check(loaded: Loaded, output: str, skip: tuple[str, ...]) -> None:
+    """Check target, draft, engine support and memory of CONFIG, from metadata alone; exit code 3 when refused."""
+    from specserve import preflight
+    from specserve.errors import ExitCode
+
+    with hashing() as progress:
+        report = preflight.run(loaded, skip=skip, environ=os.environ, progress=progress)
+    if output == "json":
+        click.echo(json.dumps(report.as_dict(), indent=2, ensure_ascii=False))
+    else:
+        _table(report)
+        click.echo(_verdict(report))
+    if not report.ok:
+        raise click.exceptions.Exit(ExitCode.PREFLIGHT)
+
+
+def _table(report: PreflightReport) -> None:
+    from rich.console import Console, Group
+    from rich.table import Table
+    from rich.text import Text
+
+    if not report.findings:
+        return
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for f in report.findings:
+        left = Text.assemble((f.severity, f"bold {_COLOURS[f.severity]}"), "\n", (f.code, "dim"))
+        lines = [Text.assemble((f.where, "dim"), ": ", f.message)]
+        if f.fix:
+            lines.append(Text.assemble(("Fix: ", "bold"), f.fix))
+        table.add_row(left, Group(*lines))
+    Console(highlight=False, soft_wrap=False).print(table)
+
+
+def _verdict(report: PreflightReport) -> str:
+    pair = report.pair
+    target, draft = pair.get("target"), pair.get("draft")
+    what = pair.get("method") or "no speculation"
+    names = " + ".join(m["path"] for m in (target, draft) if m)
+    warnings = sum(f.severity == "warning" for f in report.findings)
+    noted = f", {warnings} warning{'s' * (warnings > 1)}" if warnings else ""
+    if report.ok:
+        return click.style("OK", fg="green", bold=True) + f" {names} ({what}){noted}"
+    n = len(report.errors)
+    return (
+        click.style("REFUSED", fg="red", bold=True) + f" {names or 'nothing readable'}: {n} error{'s' * (n > 1)}{noted}"
+    )
+
+
+@contextmanager
+def hashing() -> Iterator[Progress]:
+    """A progress bar on stderr that appears with the first hashed bytes, and only on a terminal."""
+    import sys
+
+    bar = None
+
+    def advance(name: str, n: int) -> None:
+        nonlocal bar
+        if bar is None and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+            bar = Progress(
+                TextColumn("hashing {task.description}"), DownloadColumn(), TransferSpeedColumn(),
+                console=Console(stderr=True), transient=True,
+            )  # fmt: skip
+            bar.start()
+            bar.add_task(name, total=None)
+        if bar is not None:
+            bar.update(bar.task_ids[0], description=name, advance=n)
+
+    try:
+        yield advance
+    finally:
+        if bar is not None:
+            bar.stop()

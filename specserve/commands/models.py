@@ -1,0 +1,107 @@
+"""``specserve models``: fix, verify and fetch the files of both models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from specserve.commands.check import hashing
+from specserve.commands.options import config_command
+
+if TYPE_CHECKING:
+    from specserve.config.load import Loaded
+    from specserve.config.schema import Settings
+    from specserve.pair.facts import ModelFacts
+
+
+@click.group("models")
+def models() -> None:
+    """Fix, verify and fetch the files of both models."""
+
+
+@models.command("lock")
+@config_command
+def lock(loaded: Loaded) -> None:
+    """Write names, sizes and SHA-256 of every file of both models to CONFIG's .lock.json."""
+    from specserve.pair import integrity
+
+    with hashing() as progress:
+        manifest = integrity.lock(_facts(loaded.settings), progress)
+    path = integrity.lock_path(loaded.path)
+    path.write_text(manifest.to_json(), encoding="utf-8")
+    files = sum(len(records) for records in manifest.models.values())
+    click.echo(f"{path}: {files} files of {len(manifest.models)} models")
+
+
+@models.command("verify")
+@config_command
+def verify(loaded: Loaded) -> None:
+    """Compare both models with CONFIG's .lock.json and with models.*.sha256; exit code 3 when they differ."""
+    from specserve.errors import ConfigError, PreflightRefused, Problem
+    from specserve.pair import integrity
+
+    settings = loaded.settings
+    facts, found = _facts(settings), []
+    path = integrity.lock_path(loaded.path)
+    expected = {key: getattr(settings.models, key).sha256 for key in facts}
+    if not path.exists() and not any(expected.values()):
+        message = "there is nothing to verify against: no manifest, no models.*.sha256"
+        raise ConfigError(message, where=str(path), fix=f"specserve models lock {loaded.path}")
+    with hashing() as progress:
+        for key, model in facts.items():
+            found += integrity.check(model, expected[key], f"models.{key}", progress)
+        if path.exists():
+            found += integrity.verify(integrity.read_manifest(path), facts, progress)
+    if found:
+        raise PreflightRefused([Problem(f.message, f.where, fix=f.fix) for f in found])
+    click.echo(f"OK {', '.join(model.path for model in facts.values())}")
+
+
+@models.command("pull")
+@config_command
+def pull(loaded: Loaded) -> None:
+    """Download both models to models.store (or the Hub cache); a model appears under its name when it is whole."""
+    settings = loaded.settings
+    for key, path, revision in _configured(settings):
+        if "://" not in path and Path(path).expanduser().exists():
+            click.echo(f"{path} is here already")
+            continue
+        where = _pull(settings, path, revision)
+        click.echo(f"{path} -> {where}\nset models.{key}.path: {where}")
+
+
+def _pull(settings: Settings, path: str, revision: str | None) -> Path:
+    from specserve.errors import ConfigError
+    from specserve.pair import facts, pull as pulling
+
+    store = Path(settings.models.store).expanduser() if settings.models.store else None
+    if "://" in path:
+        if store is None:
+            raise ConfigError("models.store must name the folder to copy to", where=path, fix="set models.store")
+        with hashing() as progress:
+            return pulling.from_place(path, store=store, progress=progress)
+    token = _token(settings)
+    resolved = facts.read(path, revision=revision, token=token)
+    if store is None or resolved.revision is None:
+        return pulling.to_cache(path, revision=resolved.revision, token=token)
+    return pulling.from_hub(path, revision=resolved.revision, store=store, token=token)
+
+
+def _token(settings: Settings) -> str | None:
+    token = settings.models.hub_token
+    return token.get_secret_value() if token is not None else None
+
+
+def _configured(settings: Settings) -> list[tuple[str, str, str | None]]:
+    target, draft = settings.models.target_model, settings.models.draft_model
+    found = [("target_model", target.path, target.revision)]
+    return found + ([("draft_model", draft.path, draft.revision)] if draft is not None else [])
+
+
+def _facts(settings: Settings) -> dict[str, ModelFacts]:
+    from specserve.pair import facts
+
+    token = _token(settings)
+    return {key: facts.read(path, revision=rev, token=token) for key, path, rev in _configured(settings)}

@@ -1,0 +1,182 @@
+"""One checkpoint against itself and against how it is to be run: rows, layers, parallelism, quantization, code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from specserve.config.models import DraftModel, TargetModel
+from specserve.findings import Finding
+from specserve.pair.facts import ModelFacts, TensorFacts
+from specserve.pair.vocabulary import vocab_size
+
+_EMBEDDINGS = (
+    "model.embed_tokens.weight",
+    "embed_tokens.weight",
+    "language_model.model.embed_tokens.weight",
+    "model.language_model.embed_tokens.weight",
+    "transformer.wte.weight",
+    "model.decoder.embed_tokens.weight",
+)
+_LM_HEADS = ("lm_head.weight", "language_model.lm_head.weight")
+_ANY_CHECKPOINT = ("moe_wna16", "humming", "inc")
+"""Quantization methods that take over checkpoints of other methods."""
+_HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Role:
+    """A checkpoint in its place: the target, or the draft."""
+
+    facts: ModelFacts
+    settings: TargetModel | DraftModel
+    key: str
+    """``models.target_model`` or ``models.draft_model``."""
+    tensor_parallel_size: int
+    trust_remote_code: bool
+    is_head: bool = False
+
+
+def check(role: Role, native_types: Collection[str] | None = None) -> Iterator[Finding]:
+    """``native_types`` are the model types that the installed libraries know; None when nobody could be asked."""
+    if not role.is_head:
+        yield from _rows(role)
+        yield from _layers(role)
+    yield from _divisible(role)
+    yield from _quantization(role)
+    yield from _remote_code(role, native_types)
+    yield from _revision(role)
+
+
+def _rows(role: Role) -> Iterator[Finding]:
+    """vLLM asserts that the rows equal vocab_size; editing config.json alone does not change a matrix."""
+    tensors, wanted = role.facts.tensors or {}, vocab_size(role.facts)
+    if wanted is None:
+        return
+    for name in (_first(tensors, _EMBEDDINGS), _first(tensors, _LM_HEADS)):
+        if name is None:
+            continue
+        tensor = tensors[name]
+        if tensor.shape and tensor.shape[0] != wanted:
+            message = f"{name} in {tensor.file} has {tensor.shape[0]} rows, config.json says vocab_size {wanted}"
+            fix = f"restore the original config.json (vocab_size {tensor.shape[0]})"
+            yield Finding("vocab-rows", "error", f"{role.key}.path", message, fix)
+
+
+def _first(tensors: Mapping[str, TensorFacts], names: tuple[str, ...]) -> str | None:
+    return next((n for n in names if n in tensors), None)
+
+
+def _layers(role: Role) -> Iterator[Finding]:
+    wanted = role.facts.text_config.get("num_hidden_layers")
+    found = {
+        int(m.group(1))
+        for n in role.facts.tensors or ()
+        if (m := re.match(r"(?:model\.|language_model\.|model\.language_model\.)+layers\.(\d{1,6})\.", n))
+    }
+    if found and type(wanted) is int and (missing := [i for i in range(min(wanted, 100_000)) if i not in found]):
+        shown = ", ".join(str(i) for i in missing[:5]) + (", ..." if len(missing) > 5 else "")
+        message = f"layers {shown} have no tensors; config.json says num_hidden_layers {wanted}"
+        yield Finding("layers-missing", "error", f"{role.key}.path", message, "finish the download of this checkpoint")
+
+
+def _divisible(role: Role) -> Iterator[Finding]:
+    tp, config = role.tensor_parallel_size, role.facts.text_config
+    if tp == 1:
+        return
+    heads, kv = _count(config, "num_attention_heads", "n_head"), _count(config, "num_key_value_heads")
+    inner = _count(config, "intermediate_size")
+    where = "models.target_model.tensor_parallel_size"
+    of = "the draft" if role.key.endswith("draft_model") else "the target"
+    if heads is not None and heads % tp:
+        yield _not_divisible(
+            where, f"{of} has {heads} attention heads, which {tp} GPUs cannot share equally", heads, tp
+        )
+    elif kv is not None and kv % tp and tp % kv:
+        yield _not_divisible(where, f"{of} has {kv} key/value heads, which {tp} GPUs cannot share equally", kv, tp)
+    elif inner is not None and inner % tp:
+        yield _not_divisible(
+            where, f"{of} has intermediate_size {inner}, which {tp} GPUs cannot share equally", inner, tp
+        )
+
+
+def _count(config: Mapping[str, object], *keys: str) -> int | None:
+    return next((n for k in keys if type(n := config.get(k)) is int and n > 0), None)
+
+
+def _not_divisible(where: str, message: str, n: int, tp: int) -> Finding:
+    smaller = max(i for i in range(1, tp) if n % i == 0)
+    return Finding("tp-divisible", "error", where, message, f"set {where}: {smaller}")
+
+
+def quantization_of(facts: ModelFacts) -> str | None:
+    """``quantization_config.quant_method`` of the checkpoint."""
+    for config in (facts.config, facts.text_config):
+        section = config.get("quantization_config", config.get("compression_config"))
+        if isinstance(section, Mapping):
+            method = section.get("quant_method", "")
+            return str(method).lower() or None
+    return None
+
+
+def _quantization(role: Role) -> Iterator[Finding]:
+    """vLLM refuses a ``quantization`` that the checkpoint contradicts."""
+    asked, stored = role.settings.quantization, quantization_of(role.facts)
+    if asked and stored and _family(asked) != _family(stored) and asked not in _ANY_CHECKPOINT:
+        message = f"the checkpoint is quantized with {stored}; quantization is set to {asked}"
+        where = f"{role.key}.quantization"
+        yield Finding(
+            "quantization-mismatch", "error", where, message, f"remove {where}: vLLM reads the checkpoint's own"
+        )
+
+
+def _family(method: str) -> str:
+    """Method without the kernel's name.
+
+    >>> _family("gptq_marlin"), _family("auto_awq"), _family("compressed-tensors"), _family("modelopt_fp4")
+    ('gptq', 'awq', 'compressed_tensors', 'modelopt')
+    """
+    name = method.lower().replace("-", "_").removeprefix("auto_").removesuffix("_marlin")
+    return "modelopt" if name.startswith("modelopt") else name
+
+
+def _remote_code(role: Role, native_types: Collection[str] | None) -> Iterator[Finding]:
+    if not isinstance(role.facts.config.get("auto_map"), Mapping):
+        return
+    where = "models.target_model.trust_remote_code"
+    if role.trust_remote_code:
+        if role.facts.revision is not None and not _is_pinned(role.settings.revision):
+            message = f"{role.facts.path} runs its own Python code and is not pinned; the code may change at any time"
+            fix = f"set {role.key}.revision: {role.facts.revision}"
+            yield Finding("remote-code-unpinned", "error", f"{role.key}.revision", message, fix)
+        return
+    known = None if native_types is None else _folder(role.facts.model_type) in native_types
+    if known is False:
+        message = f"{role.facts.path} is of type {role.facts.model_type!r}, which only its own Python code can load"
+        fix = f"read that code, pin both revisions, then set {where}: true (it applies to both models)"
+        yield Finding("remote-code", "error", where, message, fix)
+    elif known is None:
+        message = (
+            f"{role.facts.path} ships Python code; vLLM may need trust_remote_code for it, which applies to both models"
+        )
+        yield Finding(
+            "remote-code", "warning", where, message, f"read that code, pin the revision, then set {where}: true"
+        )
+
+
+def _folder(model_type: str) -> str:
+    return model_type.replace("-", "_")
+
+
+def _is_pinned(revision: str | None) -> bool:
+    return revision is not None and bool(_HASH.fullmatch(revision))
+
+
+def _revision(role: Role) -> Iterator[Finding]:
+    commit = role.facts.revision
+    if commit is not None and not _is_pinned(role.settings.revision):
+        now = f"{role.settings.revision!r} is a branch or tag" if role.settings.revision else "no revision is set"
+        message = f"{now}; the files of {role.facts.path} may change between two starts"
+        fix = f"set {role.key}.revision: {commit}"
+        yield Finding("revision-unpinned", "warning", f"{role.key}.revision", message, fix)

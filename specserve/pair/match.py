@@ -1,0 +1,167 @@
+"""Target and draft beside one another: the same model twice, sizes, context, data types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from specserve.config.schema import Settings
+from specserve.findings import Finding
+from specserve.pair.consistency import quantization_of
+from specserve.pair.facts import ModelFacts
+from specserve.units import size
+
+DRAFT = "models.draft_model.path"
+SMALLEST, LARGEST = 1 / 50, 1 / 4
+"""Bytes of draft weights per byte of target weights outside which a pair rarely pays."""
+_LENGTH_KEYS = (
+    "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "max_target_positions",
+    "max_sequence_length", "max_seq_length", "seq_len",
+)  # fmt: skip
+_ALREADY_SCALED = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling", "default")
+
+
+def check(settings: Settings, target: ModelFacts, draft: ModelFacts, *, is_head: bool) -> Iterator[Finding]:
+    """Everything that only the two together can tell."""
+    if _same_model(target, draft):
+        message = "the draft is the target itself (the same files); a draft must be a smaller model"
+        yield Finding("draft-is-target", "error", DRAFT, message, "set models.draft_model.path to another checkpoint")
+        return
+    if settings.method == "draft_model":
+        yield from _ratio(target, draft)
+    yield from _context(settings, target, draft, is_head=is_head)
+    yield from _types(settings, target, draft)
+    if uses_mrope(draft) and (settings.method == "draft_model" or settings.speculative_decoding.parallel_drafting):
+        message = "the draft uses M-RoPE (a multimodal model's positions), which vLLM cannot draft with"
+        yield Finding("draft-mrope", "error", DRAFT, message, "use a text-only draft, or eagle3 or mtp")
+
+
+def _same_model(target: ModelFacts, draft: ModelFacts) -> bool:
+    """The same folder or commit, or copies: equal configs, headers and first bytes of each weights file."""
+    if target.folder and draft.folder and target.folder.resolve() == draft.folder.resolve():
+        return True
+    if target.revision is not None and (target.path, target.revision) == (draft.path, draft.revision):
+        return True
+    return (
+        target.config == draft.config
+        and bool(target.tensors)
+        and target.tensors == draft.tensors
+        and _fingerprint(target) == _fingerprint(draft)
+    )
+
+
+def _fingerprint(facts: ModelFacts) -> list[bytes]:
+    """64 KiB from the middle of each weights file."""
+    if facts.source is None:
+        return []
+    files = sorted({t.file for t in (facts.tensors or {}).values()})
+    try:
+        return [facts.source.read(name, facts.sizes[name] // 2, 64 * 1024) for name in files]
+    except OSError:
+        return []
+
+
+def _ratio(target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:
+    ours, theirs = target.total_size_bytes, draft.total_size_bytes
+    if not ours or not theirs:
+        return
+    sizes = f"the draft's weights are {size(theirs)}, the target's {size(ours)}"
+    if theirs / ours > LARGEST:
+        message = f"{sizes}: 1/{ours / theirs:.1f}; above 1/4 each draft token costs too much of what it saves"
+    elif theirs / ours < SMALLEST:
+        message = f"{sizes}: 1/{ours / theirs:.0f}; below 1/50 a draft rarely guesses well enough"
+    else:
+        return
+    yield Finding("size-ratio", "warning", DRAFT, message, "measure: specserve bench run")
+
+
+def served_length(settings: Settings, target: ModelFacts) -> int | None:
+    """The context that will be served; None when neither config.json nor the settings say."""
+    asked = settings.engine.max_model_len
+    return asked if asked is not None else native_length(target)
+
+
+def native_length(facts: ModelFacts) -> int | None:
+    """The longest sequence that config.json allows, as vLLM derives it (``config/model.py`` 0.32, read 2026-11-29)."""
+    config = facts.text_config
+    lengths = [n for key in _LENGTH_KEYS if type(n := config.get(key)) is int and n > 0]
+    if not lengths:
+        return None
+    rope = _rope(config)
+    factor = rope.get("factor")
+    scaled = rope.get("rope_type", rope.get("type")) in (None, *_ALREADY_SCALED) or "gemma3" in facts.model_type
+    return min(lengths) if scaled or not isinstance(factor, int | float) or factor <= 0 else int(min(lengths) * factor)
+
+
+def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    for key in ("rope_parameters", "rope_scaling"):
+        if isinstance(section := config.get(key), Mapping):
+            return section
+    return {}
+
+
+def uses_mrope(facts: ModelFacts) -> bool:
+    """Whether positions have several dimensions (text, height, width)."""
+    return "mrope_section" in _rope(facts.text_config) or "mrope_section" in facts.text_config
+
+
+def _context(settings: Settings, target: ModelFacts, draft: ModelFacts, *, is_head: bool) -> Iterator[Finding]:
+    served, theirs = served_length(settings, target), native_length(draft)
+    limit = settings.models.draft_model.max_model_len if settings.models.draft_model else None
+    longest = min((n for n in (theirs, served) if n is not None), default=None)
+    if limit is not None and longest is not None and limit > longest:
+        message = f"models.draft_model.max_model_len is {limit}; draft and target allow {longest}"
+        fix = f"set models.draft_model.max_model_len: {longest}, or remove it"
+        yield Finding("draft-max-model-len", "error", "models.draft_model.max_model_len", message, fix)
+    if served is None or theirs is None or theirs >= served:
+        return
+    what = "the head was trained up to" if is_head else "the draft's context is"
+    effect = "acceptance beyond that is unproven" if is_head else "longer sequences are served without speculation"
+    message = f"{what} {theirs} tokens, {served} are served; {effect}"
+    yield Finding(
+        "draft-context", "warning", DRAFT, message, f"set engine.max_model_len: {theirs}, if requests allow it"
+    )
+
+
+def target_length(settings: Settings, target: ModelFacts) -> Iterator[Finding]:
+    """The served context must be one the target can reach; vLLM refuses more."""
+    asked, native = settings.engine.max_model_len, native_length(target)
+    extra = target.config.get("model_max_length")
+    allowed = settings.engine.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") in ("1", "true")
+    if asked is None or native is None or asked <= native or allowed or (type(extra) is int and asked <= extra):
+        return
+    message = f"engine.max_model_len is {asked}; the target's config.json allows {native}"
+    yield Finding("context-too-long", "error", "engine.max_model_len", message, f"set engine.max_model_len: {native}")
+
+
+def stored_dtype(facts: ModelFacts) -> str | None:
+    """The data type named in config.json."""
+    for config in (facts.config, facts.text_config):
+        for key in ("dtype", "torch_dtype"):
+            if isinstance(name := config.get(key), str):
+                return name.removeprefix("torch.")
+    return None
+
+
+def _types(settings: Settings, target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:
+    """The draft runs in the target's dtype, and keeps its own quantization whatever the target's is."""
+    asked, stored = settings.models.target_model.dtype, stored_dtype(draft)
+    runs = {"half": "float16", "float": "float32"}.get(asked, asked) if asked != "auto" else stored_dtype(target)
+    if runs and stored and runs != stored:
+        message = f"the draft is stored as {stored} and runs as {runs}, the target's dtype"
+        yield Finding("draft-dtype", "info", "models.draft_model.dtype", message)
+    ours = settings.models.target_model.quantization or quantization_of(target)
+    theirs = (settings.models.draft_model and settings.models.draft_model.quantization) or quantization_of(draft)
+    if ours and ours != theirs:
+        message = (
+            f"the target is quantized with {ours}, the draft is {f'with {theirs}' if theirs else f'not ({stored})'}"
+        )
+        yield Finding("draft-quantization", "info", "models.draft_model.quantization", message)
+    scheme = (target.config.get("quantization_config") or {}) if settings.engine.kv_cache_dtype == "auto" else {}
+    own = settings.models.draft_model.kv_cache_dtype if settings.models.draft_model else None
+    if isinstance(scheme, Mapping) and scheme.get("kv_cache_scheme") and own is None:
+        message = (
+            "the target's checkpoint turns on an fp8 KV cache and the draft inherits it; not every GPU has a kernel"
+        )
+        fix = "set models.draft_model.kv_cache_dtype: bfloat16 if the engine finds no attention backend"
+        yield Finding("kv-cache-scheme", "warning", "engine.kv_cache_dtype", message, fix)

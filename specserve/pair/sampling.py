@@ -1,0 +1,45 @@
+"""Defaults of generation_config.json that do not go with speculation, and what clients would see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from specserve.config.schema import Settings
+from specserve.findings import Finding
+from specserve.pair.facts import ModelFacts
+
+HIGH_TEMPERATURE = 0.8
+_WHERE = "models.target_model.path"
+_IGNORE = "set engine.extra_args.generation-config: vllm (ignores the checkpoint's defaults)"
+
+
+def check(settings: Settings, target: ModelFacts) -> Iterator[Finding]:
+    """vLLM 0.32 rejects ``min_p`` and ``logit_bias`` per request under speculation (``sampling_params.py``)."""
+    defaults = _defaults(settings, target)
+    for name in ("min_p", "logit_bias"):
+        value = defaults.get(name)
+        if value and not (isinstance(value, int | float) and value <= 1e-5):
+            message = (
+                f"generation_config.json sets {name}: {value!r} for every request; with speculation the engine "
+                f"answers each one HTTP 400 ('... {name} ... not yet supported with speculative decoding')"
+            )
+            yield Finding("sampling-rejected", "error", _WHERE, message[:500], _IGNORE)
+    temperature = defaults.get("temperature")
+    greedy = settings.speculative_decoding.draft_sample_method != "probabilistic"
+    drafts = settings.method not in ("ngram", "ngram_gpu", "suffix")
+    samples = defaults.get("do_sample") is not False
+    if drafts and greedy and samples and isinstance(temperature, int | float) and temperature >= HIGH_TEMPERATURE:
+        message = (
+            f"the default temperature is {temperature} and drafting is greedy; fewer drafts are accepted than at 0"
+        )
+        fix = "measure at this temperature, or set speculative_decoding.draft_sample_method: probabilistic"
+        yield Finding("sampling-temperature", "warning", _WHERE, message, fix)
+
+
+def _defaults(settings: Settings, target: ModelFacts) -> dict[str, Any]:
+    """What vLLM will use: the checkpoint's file unless told otherwise, under the overrides."""
+    arguments = {k.lstrip("-").replace("_", "-"): v for k, v in settings.engine.extra_args.items()}
+    base = target.generation_config if arguments.get("generation-config", "auto") == "auto" else {}
+    override = arguments.get("override-generation-config")
+    return {**base, **(override if isinstance(override, Mapping) else {})}
