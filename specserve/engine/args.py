@@ -74,8 +74,6 @@ _BY_METHOD: Mapping[str, tuple[str, ...]] = {
     "draft_model": ("use_heterogeneous_vocab",),
 }
 _ANY_METHOD = ("draft_sample_method", "rejection_sample_method", "parallel_drafting", "disable_padded_drafter_batch")
-METHOD_KEYS = frozenset(key for keys in _BY_METHOD.values() for key in keys)
-"""Keys of ``speculative_decoding`` that mean something to one method only."""
 
 _SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 QUIET_PATHS = "/health,/metrics,/ping"
@@ -100,10 +98,9 @@ def build(settings: Settings, *, installed: Installed) -> EngineCommand:
     problems = [*_doubled_flags(settings), *_doubled_keys(settings)]
     if problems:
         raise ConfigError(problems)
-    flags = _flags(settings, installed) | {
-        _long(name): value for name, value in settings.engine.extra_args.items() if _long(name) not in _REPEATED
-    }
-    flags["middleware"] = _middleware(settings)
+    extra = extra_flags(settings)
+    flags = _flags(settings, installed) | {k: v for k, v in extra.items() if k not in _REPEATED}
+    flags["middleware"] = _middleware(settings, extra.get("middleware"))
     argv = [*_entry(settings.models.target_model.path, installed)]
     for name, value in flags.items():
         argv += _render(name, value)
@@ -223,11 +220,15 @@ def schedule(settings: Settings) -> list[list[int]] | None:
     return [[1, spec.max_batch_size, spec.num_speculative_tokens], [spec.max_batch_size + 1, last, 0]]
 
 
-def _middleware(settings: Settings) -> list[str]:
+def extra_flags(settings: Settings) -> Flags:
+    """``engine.extra_args`` by vLLM's long names."""
+    return {_long(name): value for name, value in settings.engine.extra_args.items()}
+
+
+def _middleware(settings: Settings, extra: Any) -> list[str]:
     """ASGI middleware: ours, because ``--api-key`` leaves /invocations, /metrics and others open, then the user's."""
-    extra = [value for name, value in settings.engine.extra_args.items() if _long(name) == "middleware"]
-    named = [str(item) for value in extra for item in (value if isinstance(value, list) else [value])]
-    return [*(["specserve.engine.auth.RequireKey"] if settings.server.api_key else []), *named]
+    users = extra if isinstance(extra, list) else [] if extra is None else [extra]
+    return [*(["specserve.engine.auth.RequireKey"] if settings.server.api_key else []), *map(str, users)]
 
 
 def _env(settings: Settings) -> dict[str, str]:

@@ -73,7 +73,9 @@ _OOM_ELSE = (
     "lower engine.max_num_batched_tokens or engine.max_num_seqs",
 )
 _ERROR = re.compile(r"^(?:[\w.]+\.)?(?P<kind>[A-Z]\w*(?:Error|Exception|Refused)): (?P<why>.+)$")
-_FOLLOWS = re.compile(r"See root cause above|EngineDeadError|Engine core initialization failed|SystemExit")
+_FOLLOWS = re.compile(
+    r"See (?:root cause above|stack trace for)|EngineDeadError|Engine core initialization failed|SystemExit"
+)
 
 
 def plain(line: str) -> str:
@@ -110,7 +112,7 @@ def _failure(sign: Sign, match: re.Match[str], text: str) -> Failure:
     fix = sign.fix
     if sign.cause == "context-does-not-fit" and not values["fits"]:
         fix = "lower engine.max_model_len, or raise engine.gpu_memory_utilization"
-    start = text.rfind("\n", 0, match.start()) + 1
+    start = text.rfind("\n", 0, match.start() if "\n" not in match.group().strip() else match.end()) + 1
     end = text.find("\n", match.end())
     evidence = text[start : end if end != -1 else len(text)].strip()
     return Failure(sign.cause, sign.message.format_map(values).strip(), fix.format_map(values), evidence[:400])

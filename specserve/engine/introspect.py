@@ -91,6 +91,8 @@ class EngineFacts:
     mtp_sources: Mapping[str, str] = field(default_factory=dict)
     """``model_type`` or architecture of a target -> the MTP model type vLLM turns it into."""
     architectures: frozenset[str] = frozenset()
+    transformers_architectures: frozenset[str] = frozenset()
+    """Classes of the Transformers library, through which vLLM can run what it has no class for."""
     environment_names: frozenset[str] = frozenset()
     platform: str | None = None
     has_triton: bool | None = None
@@ -202,6 +204,7 @@ def _facts(of: Installed, answers: Mapping[str, Any]) -> EngineFacts:
         mtp_model_types=frozenset(answers.get("mtp_model_types", ())),
         mtp_sources=dict(answers.get("mtp_sources", {})),
         architectures=frozenset(answers.get("architectures", ())),
+        transformers_architectures=frozenset(answers.get("transformers_architectures", ())),
         environment_names=frozenset(answers.get("environment_names", ())),
         platform=answers.get("platform"),
         has_triton=answers.get("has_triton"),

@@ -123,6 +123,13 @@ def architectures() -> list[str]:
     return sorted(ModelRegistry.get_supported_archs())
 
 
+def transformers_architectures() -> list[str]:
+    """Model classes that vLLM could run through its Transformers backend."""
+    import transformers
+
+    return sorted(n for n in dir(transformers) if n.endswith(("ForCausalLM", "ForConditionalGeneration")))
+
+
 def environment_names() -> list[str]:
     """The ``VLLM_*`` variables it reads."""
     import vllm.envs
@@ -192,8 +199,8 @@ def main() -> None:
     answers: dict[str, Any] = {}
     unanswered: dict[str, str] = {}
     for question in (
-        flags, speculative_keys, methods, mtp_model_types, mtp_sources, architectures, environment_names, platform,
-        has_triton, default_max_num_seqs, runner_refusals,
+        flags, speculative_keys, methods, mtp_model_types, mtp_sources, architectures,
+        transformers_architectures, environment_names, platform, has_triton, default_max_num_seqs, runner_refusals,
     ):  # fmt: skip
         try:
             answers[question.__name__] = question()
