@@ -21,7 +21,7 @@ from specserve.supervise import leftovers
 from specserve.supervise.child import Child
 from specserve.supervise.output import EngineLog, is_trouble
 from specserve.supervise.readiness import Readiness
-from specserve.supervise.state import Event, Limits, Machine, State
+from specserve.supervise.state import Event, Failed, Limits, Machine, State
 from specserve.supervise.supervisor import Hooks, Supervisor
 
 TAIL_LINES = 20
@@ -101,7 +101,7 @@ def plan(
         )
     findings: tuple[Finding, ...] = ()
     if check:
-        report = preflight.run(loaded, skip=skip)
+        report = preflight.run(loaded, skip=skip, environ=environ)
         preflight.require(report)
         findings = report.findings
     devices = gpu.devices()
@@ -143,7 +143,8 @@ class _Run:
     def __init__(self, launch: Launch, report: Reporter, log: EngineLog) -> None:
         self._launch, self._report, self._log = launch, report, log
         settings = launch.settings
-        self._readiness = Readiness(engine_client(settings), settings.served_model_name, self._canary)
+        self._client = engine_client(settings)
+        self._readiness = Readiness(self._client, settings.served_model_name, self._canary)
         hooks = Hooks(self._spawn, self._check_ready, self._readiness.check_alive, self._changed, self._gone)
         self._supervisor = Supervisor(hooks, limits(settings))
         self._phases, self._started = ["starting"], time.monotonic()
@@ -182,8 +183,21 @@ class _Run:
         self._report.phase(self._phases[-1], time.monotonic() - self._started)
         return self._readiness.check_ready()
 
-    def _canary(self) -> str | None:
+    def _canary(self) -> Failed | None:
+        """Why it must not be called ready. What is merely doubtful is said and let pass."""
+        from specserve.engine import canary
+
         self._enter("canary")
+        settings = self._launch.settings
+        result = canary.run(self._client, settings)
+        if result.verdict == "ok":
+            return None
+        words = f"canary: {result.verdict}: {'; '.join(result.reasons)}"
+        if result.blocks(settings.engine.canary):
+            key = "policy" if result.verdict == "corrupt" else "acceptance_policy"
+            fix = f"--set speculative_decoding.enabled=false; to serve all the same: --set engine.canary.{key}=warn"
+            return Failed(words, retry=False, fix=fix)
+        self._report.note(words)
         return None
 
     def _changed(self, machine: Machine, reason: str) -> None:
@@ -268,11 +282,15 @@ def failure(machine: Machine, end: End, launch: Launch) -> Problem:
     """What happened, the cause where the log names one, and the last lines."""
     from specserve.engine import failures
 
+    log = (f"whole log: {launch.log}",)
+    cause = machine.cause or "is gone"
+    if machine.fix is not None:  # our own verdict: the engine's lines have nothing to say about it
+        return Problem(cause, "engine", (log,), machine.fix)
     named = failures.diagnose(end.lines, exit_status=end.status)
-    when = "after it had been ready" if machine.was_ready else f"in phase '{end.phase}'"
-    what = f"{machine.cause or 'is gone'}, {when}"
-    if not machine.was_ready and end.answer and named is None:
+    what = f"{cause}, {'after it had been ready' if machine.was_ready else f'in phase {end.phase!r}'}"
+    if named is not None:
+        what += f"; {named.message}"
+    elif end.answer is not None:
         what += f"; the last check met: {end.answer}"
     rows = [(line,) for line in end.lines[-TAIL_LINES:]]
-    fix = named.fix if named else f"read {launch.log}"
-    return Problem(f"{what}; {named.message}" if named else what, "engine", (*rows, (f"whole log: {launch.log}",)), fix)
+    return Problem(what, "engine", (*rows, log), named.fix if named else f"read {launch.log}")

@@ -16,8 +16,8 @@ COMPLETION_SECONDS = 60.0
 class Readiness:
     """Ready = /health answers, the served name is listed, and a completion returned a token. Then the canary."""
 
-    def __init__(self, client: EngineClient, model: str, canary: Callable[[], str | None]) -> None:
-        """``canary`` answers why the engine must not serve, None when it may."""
+    def __init__(self, client: EngineClient, model: str, canary: Callable[[], Failed | None]) -> None:
+        """``canary`` says why the engine must not serve, None when it may."""
         self._client, self._model, self._canary = client, model, canary
         self.last_answer: str | None = None
         """Why the engine that listens is not ready yet; None while nothing listens."""
@@ -40,14 +40,14 @@ class Readiness:
     def _serves(self) -> Event | None:
         names = self._client.models(timeout=HEALTH_SECONDS)
         if self._model not in names:
-            return Failed(f"it serves {', '.join(names) or 'no model'} instead of {self._model}", retry=False)
+            cause = f"it serves {', '.join(names) or 'no model'} instead of {self._model}"
+            return Failed(cause, retry=False, fix="remove served-model-name from engine.extra_args")
         answer = self._client.complete(PROMPT, max_tokens=2, temperature=0, timeout=COMPLETION_SECONDS)
         if not answer.completion_tokens:
             self.last_answer = "a completion returned no token"
             return None
         self.last_answer = None
-        refusal = self._canary()
-        return Ready() if refusal is None else Failed(refusal, retry=False)
+        return self._canary() or Ready()
 
     def check_alive(self) -> Event | None:
         """vLLM answers /health with 503 once its engine core is dead, seconds before its API process ends. Silence is

@@ -52,6 +52,8 @@ class Failed:
 
     cause: str
     retry: bool = True
+    fix: str | None = None
+    """What the user can do about it, where the one who says it knows."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ class Machine:
     cause: str | None = None
     """Why it failed; None while nothing is wrong."""
     retry: bool = True
+    fix: str | None = None
     stop_signal: str | None = None
     stopped_from: State | None = None
     """The state in which the first stop signal arrived."""

@@ -137,7 +137,9 @@ class Supervisor:
             self.child = self._hooks.spawn()
         except OSError as error:
             name = error.filename or "the engine"
-            self._apply(state.Failed(f"{name} cannot be executed ({error.strerror})", retry=False))
+            self._apply(
+                state.Failed(f"{name} cannot be executed ({error.strerror})", retry=False, fix="reinstall the engine")
+            )
             self._apply(state.Exited("never started"))
             return
         threading.Thread(target=self._ask, args=(self.child,), name="engine-check", daemon=True).start()

@@ -71,7 +71,7 @@ def test_healthy_but_silent_is_not_ready(launch):
 
 def test_a_completion_that_fails_is_named(launch):
     """What the last readiness check met is part of the message."""
-    program = launch("--set", "engine.startup_timeout_seconds=1", "--stub-completion-status", 500)
+    program = launch("--set", "engine.startup_timeout_seconds=3", "--stub-completion-status", 500)
     assert program.ends() == 4
     assert "answered 500" in program.output
 

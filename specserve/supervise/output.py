@@ -1,0 +1,66 @@
+"""Where the engine's output goes: a file of bounded size, and the warnings in it to the user."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Self
+
+from specserve.errors import ConfigError
+from specserve.log import Redactor
+
+LOG_BYTES = 10 * 1024**2
+"""Size at which the file starts anew, keeping one older file: the runtime folder is often memory."""
+
+_log = logging.getLogger("specserve.engine")
+_TROUBLE = re.compile(r"(\(\w+[^()]* ?pid=\d+\) )?(WARNING|ERROR|CRITICAL):? ")
+
+
+class EngineLog:
+    """The engine's output as a file, secrets redacted. A disk that fills up does not stop the engine."""
+
+    def __init__(self, path: Path, secrets: Sequence[str] = ()) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._handler = _Quiet(path, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8")
+            if path.stat().st_size:
+                self._handler.doRollover()  # the run before this one
+        except OSError as error:
+            raise ConfigError(
+                f"cannot be written ({error.strerror}); the engine's log must be a file that you may write",
+                where=str(path),
+                fix="--engine-log FILE",
+            ) from error
+        self._redactor = Redactor(secrets)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._handler.close()
+
+    def write(self, line: str) -> str:
+        """Append one line; answers it as it may be shown."""
+        clean = self._redactor.redact(line)
+        self._handler.handle(logging.makeLogRecord({"msg": clean}))
+        _log.debug("%s", clean)
+        return clean
+
+
+class _Quiet(RotatingFileHandler):
+    """``logging`` prints a traceback to stderr for every line that a full disk refuses."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """Nothing."""
+
+
+def is_trouble(line: str) -> bool:
+    """Whether the engine logged it as a warning or worse.
+
+    >>> is_trouble("(EngineCore pid=7) WARNING 11-29 22:00:00 [x.py:1] slow"), is_trouble("INFO: no ERROR here")
+    (True, False)
+    """
+    return _TROUBLE.match(line) is not None
