@@ -17,6 +17,7 @@ from specserve.families import window_label
 
 BY = {"model": "namespace, job, model_name", "instance": "namespace, job, pod, instance, model_name"}
 """Labels that remain. namespace and pod exist in Kubernetes only; elsewhere they are empty and harmless."""
+_VALUE = '{{ printf "%.3g" $value }}'
 _HEADER = """\
 # Prometheus alerting rules for a fleet of specserve. Generated: specserve alerts rules
 # Thresholds come from the `alerts` section of a config file: specserve alerts rules CONFIG
@@ -108,7 +109,7 @@ def _matching(value: str, by: str) -> str:
 def _description(definition: Definition, limits: Thresholds) -> str:
     limit = "" if limits.fire == 0 and limits.resolve == 0 else f" (fires {limits.direction} {limits.fire:g})"
     where = "{{ $labels.model_name }}" + ("" if definition.fleet.by == "model" else " on {{ $labels.instance }}")
-    value = f"{where}: {{{{ $value | humanize }}}}{limit}. " if definition.metric else ""
+    value = f"{where}: {_VALUE}{limit}. " if definition.metric else ""
     return f"{value}Likely: {'; '.join(definition.causes)}."
 
 
