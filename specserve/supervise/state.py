@@ -147,8 +147,8 @@ def advance(m: Machine, event: Event, now: float, limits: Limits) -> Transition:
         case State.STARTING, Ready():
             running = replace(m, state=State.RUNNING, since=now, deadline=None, was_ready=True, cause=None)
             return Transition(running, reason="a completion made progress")
-        case ((State.STARTING | State.RUNNING), Failed(cause=cause, retry=retry)):
-            failed = replace(m, cause=cause, retry=retry)
+        case ((State.STARTING | State.RUNNING), Failed(cause=cause, retry=retry, fix=fix)):
+            failed = replace(m, cause=cause, retry=retry, fix=fix)
             return _stopping(failed, now + limits.grace_seconds, now, f"stopped because {cause}")
         case ((State.STARTING | State.RUNNING), Exited(cause=cause)):
             return _lost(replace(m, cause=cause), now, limits)
