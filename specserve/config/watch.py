@@ -14,3 +14,15 @@ class Sidecar(Section):
     host: str = Field("127.0.0.1", description="Address of the sidecar's HTTP server.")
     port: Port = Field(9400, description="Port of /metrics, /status, /livez, /readyz and /startupz.")
     scrape_interval_seconds: Seconds = Field(5.0, description="Time between two reads of the engine's metrics.")
+    canary_timeout_seconds: Seconds = Field(
+        60.0, description="Longest time for a canary completion of one token. A hang is proven this much later."
+    )
+    canary_interval_seconds: Seconds = Field(
+        60.0, description="Time between two canaries while the engine is idle, blind or stalled."
+    )
+    benchmark_profile: str | None = Field(
+        None, description="Profile that `specserve bench` writes; gives estimated speedup and break-even."
+    )
+    state_dir: str | None = Field(
+        None, description="Folder where the acceptance baseline survives restarts; null is the user's state folder."
+    )

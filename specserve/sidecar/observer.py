@@ -66,6 +66,7 @@ class Observer:
     _canary: CanaryOutcome | None = None
     _read_at: float | None = None
     _last: EngineSnapshot | None = None
+    _state: str | None = None
 
     def __post_init__(self) -> None:
         self._window, self._probe = Window(self.spans), Probe(self.policy)
@@ -73,6 +74,9 @@ class Observer:
     def observe(self, now: float, wall: float, scrape: Scrape, context: Context | None = None) -> Observation:
         """One cycle. ``now`` is monotonic, ``wall`` is Unix time."""
         context = context or Context()
+        if context.state == "running" and self._state not in (None, "running"):
+            self.forget()  # what the start-up canary made is not traffic
+        self._state = context.state
         self._scrapes[scrape.result] = self._scrapes.get(scrape.result, 0) + 1
         snapshot = scrape.snapshot
         if snapshot is not None and not self._window.add(snapshot):
@@ -95,6 +99,10 @@ class Observer:
         readings |= speedup.readings(self.profile, readings, labels)
         self._remember(wall, readings)
         return Observation(readings, assessment, learned)
+
+    def forget(self) -> None:
+        """Let the windows begin now."""
+        self._window.restart()
 
     def canary_sent(self, now: float) -> None:
         """A canary completion is on its way."""

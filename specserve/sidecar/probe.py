@@ -242,24 +242,27 @@ class Probe:
                 return Verdict(True, f"{condition}: {self._seen()}")
 
     def _readiness(self, condition: str, context: Context) -> Verdict:
-        if condition == "draining":
-            return Verdict(False, "draining: running requests finish, new ones are refused")
-        if self._started is None:
-            return Verdict(False, f"no completion has succeeded since the engine started; {self._seen()}")
-        if context.blocked is not None:
-            return Verdict(False, context.blocked)
-        if condition in ("stalled", "down", "starved", "starting"):
-            return Verdict(False, f"{condition}: {self._stalled or self._seen()}")
-        if self._failures:
-            return Verdict(False, f"{condition}, and the canary failed: {self._canary.detail if self._canary else ''}")
-        return Verdict(True, f"{condition}: {self._seen()}; {self._started}")
+        """The first refusal that holds."""
+        canary = self._canary.detail if self._canary else ""
+        cannot = condition in ("stalled", "down", "starved", "starting")
+        refusals = (
+            (condition == "draining", "draining: running requests finish, new ones are refused"),
+            (context.state not in (None, "running"), f"the supervisor is in state {context.state}"),
+            (self._started is None, f"no completion has succeeded since the engine started; {self._seen()}"),
+            (context.blocked is not None, str(context.blocked)),
+            (cannot, f"{condition}: {self._stalled or self._seen()}"),
+            (self._failures, f"{condition}, and the canary failed: {canary}"),
+        )
+        refusal = next((reason for holds, reason in refusals if holds), None)
+        return Verdict(refusal is None, refusal or f"{condition}: {self._seen()}; {self._started}")
 
     def _settled(self, raw: Verdict, condition: str, context: Context) -> Verdict:
         """Damped: what is certain changes at once, the rest after `Policy.settle` reads that agree."""
-        certain = not raw.ok and (condition in ("draining", "stalled", "starved") or self._started is None)
+        managed = context.state not in (None, "running") or context.blocked is not None
+        certain = not raw.ok and (condition in ("draining", "stalled", "starved") or self._started is None or managed)
         first = raw.ok and not self._was_ready
         self._disagreeing = self._disagreeing + 1 if raw.ok != self._ready else 0
-        if raw.ok != self._ready and (certain or first or context.blocked or self._disagreeing >= self.policy.settle):
+        if raw.ok != self._ready and (certain or first or self._disagreeing >= self.policy.settle):
             self._ready, self._disagreeing = raw.ok, 0
             self._was_ready = self._was_ready or raw.ok
         return raw if raw.ok == self._ready else Verdict(self._ready, f"not changed yet by one read: {raw.reason}")

@@ -1,0 +1,80 @@
+"""`specserve sidecar` and `specserve probe`: watch an engine that something else started."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from specserve.commands.options import config_command
+
+if TYPE_CHECKING:
+    from specserve.config.load import Loaded
+
+
+@click.command()
+@config_command
+@click.option("--engine-url", help="Base URL of the vLLM server, e.g. http://127.0.0.1:8000; default from CONFIG.")
+@click.pass_context
+def sidecar(context: click.Context, *, loaded: Loaded, engine_url: str | None) -> None:
+    """Watch a running vLLM server: probes, metrics, alerts. Needs no vLLM here.
+
+    \b
+    Kubernetes:  specserve sidecar /etc/specserve/config.yaml --engine-url http://127.0.0.1:8000
+    """
+    import os
+    import queue
+
+    from specserve import log, watch
+    from specserve.supervise.supervisor import captured_signals
+
+    log.setup(debug=bool((context.obj or {}).get("debug")), secrets=loaded.secrets())
+    signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+    with captured_signals(signals):
+        running = watch.Watch(
+            loaded.settings,
+            engine_url=engine_url or loaded.settings.base_url,
+            state_dir=watch.default_state_dir(os.environ),
+            visible_devices=loaded.settings.engine.env.get("CUDA_VISIBLE_DEVICES"),
+        ).start()
+        click.echo(f"sidecar at {running.url}, watching {running.engine_url}")
+        try:
+            signals.get()
+        finally:
+            running.stop()
+
+
+@click.command()
+@click.argument("name", type=click.Choice(["live", "ready", "startup"]))
+@click.option("--url", default="http://127.0.0.1:9400", show_default=True, help="Where the sidecar listens.")
+@click.option("--timeout", default=3.0, show_default=True, help="Longest time in seconds.")
+def probe(name: str, url: str, timeout: float) -> None:
+    """Ask the sidecar for one verdict, for exec probes: exit code 0 for yes, 1 for no or no answer."""
+    import json
+    import urllib.error
+    import urllib.request
+
+    path = {"live": "/livez", "ready": "/readyz", "startup": "/startupz"}[name]
+    if not url.startswith(("http://", "https://")):
+        raise click.BadParameter(f"{url} is no http URL", param_hint="--url")
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url.rstrip("/") + path, timeout=timeout) as response:
+            answer = json.load(response)
+    except urllib.error.HTTPError as error:
+        answer = _body(error.read())
+    except (OSError, ValueError) as error:
+        answer = {"ok": False, "reason": f"no answer from {url}: {error}"}
+    click.echo(f"{name}: {'yes' if answer.get('ok') else 'no'}: {answer.get('reason', '')}")
+    if not answer.get("ok"):
+        raise click.exceptions.Exit(1)
+
+
+def _body(raw: bytes) -> dict[str, object]:
+    import json
+
+    try:
+        found = json.loads(raw)
+    except ValueError:
+        return {"ok": False, "reason": "not a sidecar"}
+    return found if isinstance(found, dict) else {"ok": False, "reason": "not a sidecar"}

@@ -1,0 +1,72 @@
+"""Every call that the sidecar makes to the engine, with a name for every way to fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+import requests
+
+from specserve.config.schema import Settings
+from specserve.engine.client import EngineClient, EngineRefused, EngineUnreachable
+from specserve.engine.metrics import MAX_BYTES, MetricsError, parse
+from specserve.sidecar.probe import CanaryOutcome, Scrape
+
+PROMPT = "Hello"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+GONE = (requests.ConnectionError, ConnectionError)
+CUT = (requests.exceptions.ChunkedEncodingError, requests.exceptions.ContentDecodingError)
+
+
+def scrape(client: EngineClient, *, now: float, timeout: float, clock: Callable[[], float]) -> Scrape:
+    """One attempt to read the metrics; every way to fail has a name."""
+    started = clock()
+    try:
+        snapshot = parse(client.metrics_text(timeout=timeout, max_bytes=MAX_BYTES), at_seconds=now)
+    except EngineRefused as error:
+        return Scrape("status", f"/metrics answered {error.status}" if error.status >= 400 else str(error))
+    except EngineUnreachable as error:
+        cause = error.__cause__
+        if isinstance(cause, CUT):
+            return Scrape("malformed", "/metrics was cut off")
+        if isinstance(cause, GONE) and not isinstance(cause, requests.Timeout):
+            return Scrape("unreachable", str(error))
+        return Scrape("timeout", f"/metrics did not answer within {timeout:g} s")
+    except MetricsError as error:
+        return Scrape("malformed", str(error))
+    return Scrape("ok", snapshot=snapshot, seconds=clock() - started)
+
+
+def complete_one(client: EngineClient, *, timeout: float, clock: Callable[[], float]) -> CanaryOutcome:
+    """One token, greedy. A queue that is full, or a request that is not allowed, says nothing about progress."""
+    sent = clock()
+    try:
+        answer = client.complete(PROMPT, max_tokens=1, temperature=0, timeout=timeout)
+    except EngineRefused as error:
+        refused = error.status < 500 or error.status == 503
+        return CanaryOutcome("refused" if refused else "failed", sent, clock() - sent, f"answered {error.status}")
+    except EngineUnreachable as error:
+        return CanaryOutcome("failed", sent, clock() - sent, str(error.problems[0].message))
+    if answer.completion_tokens == 0:
+        return CanaryOutcome("failed", sent, clock() - sent, "no token in the answer")
+    return CanaryOutcome("ok", sent, clock() - sent)
+
+
+def client_of(settings: Settings, url: str, *, alone: bool) -> EngineClient:
+    """The certificate of an engine on this machine is not checked: its name is not 127.0.0.1."""
+    secret = settings.server.api_key
+    return EngineClient(
+        url,
+        secret.get_secret_value() if secret else None,
+        verify=urlsplit(url).hostname not in LOOPBACK,
+        model=settings.server.served_model_name if alone else settings.served_model_name,
+    )
+
+
+def engine_version(url: str) -> str:
+    """``/version`` of the engine; ``unknown`` when it does not say. Asked once."""
+    try:
+        answer = requests.get(f"{url}/version", timeout=3.0, verify=urlsplit(url).hostname not in LOOPBACK)
+        return str(answer.json()["version"])[:40]
+    except (requests.RequestException, ValueError, KeyError, TypeError):
+        return "unknown"
