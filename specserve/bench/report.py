@@ -1,0 +1,320 @@
+"""A result as a document: what a person decides from. Measures nothing; judges by :mod:`specserve.bench.judge`."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from specserve.bench import breakeven, judge
+from specserve.bench.judge import ArmCell, Cell
+from specserve.bench.result import Answers, Result
+from specserve.bench.stats import Spread
+from specserve.units import gib, percent
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under a head; every cell is text."""
+
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One section: sentences, then a table, then pictures (name of a plot)."""
+
+    title: str
+    text: tuple[str, ...] = ()
+    table: Table | None = None
+    plots: tuple[str, ...] = field(default=())
+
+
+def document(results: Sequence[Result]) -> list[Part]:
+    """The report of one result, or of several side by side."""
+    if len(results) > 1:
+        return [_comparison(results), *(p for r in results for p in _parts(r, prefix=f"{_name(r)}: "))]
+    return _parts(results[0], prefix="")
+
+
+def _name(result: Result) -> str:
+    return f"{result.title or 'result'} ({result.created[:10]})"
+
+
+def _parts(result: Result, prefix: str) -> list[Part]:
+    cells = judge.cells(result)
+    parts = [
+        Part(f"{prefix}In short", tuple(conclusion(result, cells))),
+        Part(f"{prefix}Speedup", _speedup_text(), _speedups(cells), ("speedup", "tpot", "throughput")),
+        Part(f"{prefix}Latency and load", (), _latencies(cells)),
+        Part(f"{prefix}Acceptance", _acceptance_text(), _acceptance(cells), ("positions",)),
+        Part(f"{prefix}Break-even", _break_even_text(), _break_even(result, cells), ("breakeven",)),
+        Part(f"{prefix}Same answers", tuple(_answers_text(result.answers)), _answers(result.answers)),
+        Part(f"{prefix}How it was measured", tuple(_method(result)), _arms(result)),
+    ]
+    return [p for p in parts if p.text or (p.table and p.table.rows)]
+
+
+def conclusion(result: Result, cells: Sequence[Cell]) -> list[str]:
+    """What to do, in sentences that name the workload, the load and the factor."""
+    out = []
+    for workload in dict.fromkeys(c.workload for c in cells):
+        here = [c for c in cells if c.workload == workload]
+        out.append(_advice(workload, here))
+    divergent = [a for a in result.answers if a.divergent]
+    for answer in divergent:
+        out.append(
+            f"Do not turn it on for {answer.workload}: {answer.divergent} of {answer.compared} answers "
+            "are not the target's."
+        )
+    unsound = [f"{c.workload} at {c.concurrency}: {w}." for c in cells for w in c.warnings]
+    if unsound:
+        out += ["No verdict where the measurement is not sound:", *unsound]
+    if not result.complete:
+        out.append("The benchmark was interrupted; this is what had been measured.")
+    return out or ["Nothing was measured in both arms."]
+
+
+def _advice(workload: str, cells: Sequence[Cell]) -> str:
+    known = [c for c in cells if c.speedup]
+    faster = [c for c in known if c.verdict == "faster"]
+    slower = [c for c in known if c.verdict == "slower"]
+    if faster and not slower:
+        top = max(c.concurrency for c in faster)
+        return f"Turn it on for {workload} up to {top} concurrent requests: {_factors(faster)} faster per token."
+    if faster:
+        limit = max((c.concurrency for c in faster if c.concurrency < min(s.concurrency for s in slower)), default=None)
+        if limit is not None:
+            on = [c for c in faster if c.concurrency <= limit]
+            return (
+                f"Turn it on for {workload} up to {limit} concurrent requests ({_factors(on)}); "
+                f"from {min(s.concurrency for s in slower)} on leave it off ({_factors(slower)})."
+            )
+    if slower:
+        return f"Leave it off for {workload}: {_factors(slower)} (below 1 is slower)."
+    if known and all(c.verdict == "no difference" for c in known):
+        return f"It makes no difference for {workload} ({_factors(known)})."
+    if known:
+        return f"Undecided for {workload} ({_factors(known)}), noise hides the effect: raise --repeat or --prompts."
+    return f"No verdict for {workload}."
+
+
+def _factors(cells: Sequence[Cell]) -> str:
+    values = sorted(c.speedup.value for c in cells if c.speedup)
+    return f"{values[0]:.2f}x" if len(values) == 1 else f"{values[0]:.2f}x to {values[-1]:.2f}x"
+
+
+def _speedup_text() -> tuple[str, ...]:
+    return (
+        "Speedup is the baseline's median TPOT over the speculative one, paired by prompt; above 1 is faster.",
+        "The interval covers other prompts (bootstrap) and the noise between equal blocks, with 95 % confidence.",
+    )
+
+
+def _speedups(cells: Sequence[Cell]) -> Table:
+    return Table(
+        ("workload", "concurrency", "verdict", "speedup", "95 % interval", "throughput", "noise", "acceptance"),
+        tuple(
+            (
+                c.workload,
+                str(c.concurrency),
+                c.verdict,
+                f"{c.speedup.value:.2f}x" if c.speedup else "-",
+                f"{c.speedup.low:.2f} to {c.speedup.high:.2f}" if c.speedup else "-",
+                f"{c.throughput_speedup:.2f}x" if c.throughput_speedup else "-",
+                percent(c.noise),
+                percent(c.speculative.acceptance_rate),
+            )
+            for c in cells
+        ),
+    )
+
+
+def _latencies(cells: Sequence[Cell]) -> Table:
+    head = ("workload", "concurrency", "arm", "TTFT P50/P90/P99 ms", "TPOT P50/P90/P99 ms", "e2e P50/P99 s")
+    return Table(
+        (*head, "requests/s", "output tokens/s", "errors"),
+        tuple(
+            (
+                c.workload,
+                str(c.concurrency),
+                arm.arm,
+                _ms(arm.ttft),
+                _ms(arm.tpot),
+                f"{arm.e2e.p50:.2f} / {arm.e2e.p99:.2f}" if arm.e2e else "-",
+                f"{arm.requests_per_second:.2f}",
+                f"{arm.output_tokens_per_second:.1f}",
+                f"{arm.errors} of {arm.requests}",
+            )
+            for c in cells
+            for arm in (c.baseline, c.speculative)
+        ),
+    )
+
+
+def _ms(spread: Spread | None) -> str:
+    return "-" if spread is None else " / ".join(f"{v * 1000:.1f}" for v in (spread.p50, spread.p90, spread.p99))
+
+
+def _acceptance_text() -> tuple[str, ...]:
+    return (
+        "Acceptance rate is accepted over drafted tokens; mean acceptance length is 1 + accepted over drafts.",
+        "From the engine's counters over each block: right only where nothing else used the server.",
+    )
+
+
+def _acceptance(cells: Sequence[Cell]) -> Table:
+    known = [c for c in cells if c.speculative.acceptance_rate is not None]
+    return Table(
+        ("workload", "concurrency", "acceptance rate", "mean acceptance length", "by position"),
+        tuple((c.workload, str(c.concurrency), *_accepted(c.speculative)) for c in known),
+    )
+
+
+def _accepted(arm: ArmCell) -> tuple[str, str, str]:
+    return (
+        percent(arm.acceptance_rate),
+        f"{arm.mean_acceptance_length:.2f}" if arm.mean_acceptance_length else "-",
+        " ".join(percent(p) for p in arm.acceptance_per_position) or "-",
+    )
+
+
+def _break_even_text() -> tuple[str, ...]:
+    return (
+        "The acceptance rate at which a token costs the same in both arms, from their step times.",
+        "Below it speculation loses at that load.",
+    )
+
+
+def _break_even(result: Result, cells: Sequence[Cell]) -> Table:
+    rows = []
+    for step in breakeven.step_times(result):
+        rates = [c.speculative.acceptance_rate for c in cells if c.concurrency == step.concurrency]
+        found = [r for r in rates if r is not None]
+        limit = step.break_even_acceptance
+        rows.append(
+            (
+                str(step.concurrency),
+                f"{step.baseline_step_seconds * 1000:.1f}",
+                f"{step.speculative_step_seconds * 1000:.1f}",
+                percent(limit) if limit <= 1 else "never pays",
+                percent(sum(found) / len(found)) if found else "-",
+            )
+        )
+    return Table(
+        ("concurrency", "step off, ms", "step on, ms", "break-even acceptance", "measured acceptance"), tuple(rows)
+    )
+
+
+def _answers_text(answers: Sequence[Answers]) -> list[str]:
+    if not answers:
+        return []
+    return [
+        "Greedy answers of both arms. Where the target itself is undecided (near-tie), a difference is numeric.",
+        "Divergent answers are ones that the target would not have given.",
+    ]
+
+
+def _answers(answers: Sequence[Answers]) -> Table:
+    return Table(
+        ("workload", "compared", "identical", "near-ties", "divergent", "not scored", "baseline differs from itself"),
+        tuple(
+            (
+                a.workload,
+                *(str(n) for n in (a.compared, a.identical, a.near_ties, a.divergent, a.unscored)),
+                "-" if a.repeat_differs is None else str(a.repeat_differs),
+            )
+            for a in answers
+        ),
+    )
+
+
+def _method(result: Result) -> list[str]:
+    machine = result.machine
+    gpus = ", ".join(machine.get("gpus") or []) or "no GPU"
+    memory = f", {gib(machine['memory_bytes'])}" if "memory_bytes" in machine else ""
+    return [
+        f"specserve {result.specserve_version}, {result.engine or 'engine unknown'}, {result.created}.",
+        f"Machine: {machine.get('cores', '?')} cores{memory}, {gpus}, {machine.get('system', '')}.",
+        f"Order: {'; '.join(result.order)}.",
+    ]
+
+
+def _arms(result: Result) -> Table:
+    return Table(
+        ("arm", "ready after, s", "KV cache tokens", "configuration"),
+        tuple(
+            (
+                a.name,
+                ", ".join(f"{s:.0f}" for s in a.ready_seconds) or "already ran",
+                f"{a.kv_cache_tokens:,}" if a.kv_cache_tokens else "-",
+                "; ".join(f"{k}={v}" for k, v in a.config.items()),
+            )
+            for a in result.arms
+        ),
+    )
+
+
+def _comparison(results: Sequence[Result]) -> Part:
+    found = [{(c.workload, c.concurrency): c for c in judge.cells(r)} for r in results]
+    keys = sorted({k for cells in found for k in cells})
+    rows = []
+    for workload, concurrency in keys:
+        here = [cells.get((workload, concurrency)) for cells in found]
+        rows.append(
+            (
+                workload,
+                str(concurrency),
+                *(f"{c.speedup.value:.2f}x {c.verdict}" if c and c.speedup else "-" for c in here),
+            )
+        )
+    head = ("workload", "concurrency", *(_name(r) for r in results))
+    return Part("Side by side", ("Speedup of each result in the cells that they share.",), Table(head, tuple(rows)))
+
+
+def markdown(parts: Sequence[Part], title: str) -> str:
+    """The document as Markdown, without pictures."""
+    out = [f"# {title}", ""]
+    for part in parts:
+        out += [f"## {part.title}", "", *(line for text in part.text for line in (text, ""))]
+        if part.table and part.table.rows:
+            out += [_row(part.table.head), _row(tuple("---" for _ in part.table.head)), *map(_row, part.table.rows), ""]
+    return "\n".join(out)
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(c.replace("|", "\\|").replace("\n", " ") for c in cells) + " |"
+
+
+_STYLE = (
+    ":root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;"
+    "padding:0 1rem}"
+    "table{border-collapse:collapse;display:block;overflow-x:auto;font-size:14px}td,th{padding:.3rem .7rem;"
+    "border-bottom:1px solid #8884;text-align:left;white-space:nowrap}td:last-child{white-space:normal}"
+    "section:first-of-type p{font-size:1.15rem}svg{max-width:100%;height:auto;background:#fff;border-radius:6px}"
+    "figure{margin:1rem 0}"
+)
+
+
+def page(parts: Sequence[Part], title: str, plots: dict[str, str]) -> str:
+    """The document as one self-contained HTML page; ``plots`` holds SVG by name."""
+    body = []
+    for part in parts:
+        body.append(f"<section><h2>{html.escape(part.title)}</h2>")
+        body += [f"<p>{html.escape(t)}</p>" for t in part.text]
+        body += [f"<figure>{plots[name]}</figure>" for name in part.plots if name in plots]
+        if part.table and part.table.rows:
+            body.append(_html_table(part.table))
+        body.append("</section>")
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head>'
+        f"<body><h1>{html.escape(title)}</h1>{''.join(body)}</body></html>\n"
+    )
+
+
+def _html_table(table: Table) -> str:
+    head = "".join(f"<th>{html.escape(h)}</th>" for h in table.head)
+    rows = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in table.rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
