@@ -82,15 +82,26 @@ class Server:
         path = str(self.spec.loaded.path)
         return [sys.executable, "-m", "specserve", "launch", path, "--ready-file", str(told), *sets]
 
+    def terminate(self) -> None:
+        """Ask it to drain and end."""
+        if self.child is not None:
+            self.child.terminate()
+
+    def wait(self) -> int:
+        """The exit status after at most the drain time and some; -9 when it has not ended by then."""
+        if self.child is None:
+            return 0
+        deadline = time.monotonic() + self.spec.loaded.settings.engine.drain_timeout_seconds + 30
+        while (status := self.child.poll()) is None and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        return -9 if status is None else status
+
     def stop(self) -> None:
         """Drain and end; kill what does not."""
-        if self.child is None:
-            return
-        self.child.terminate()
-        deadline = time.monotonic() + self.spec.loaded.settings.engine.drain_timeout_seconds + 30
-        while self.child.poll() is None and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
-        self.child.finish()
+        if self.child is not None:
+            self.terminate()
+            self.wait()
+            self.child.finish()
 
     def counters(self) -> metrics.EngineSnapshot | None:
         """The engine's counters now; None when they cannot be read, which is said by their absence."""

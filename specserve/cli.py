@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from specserve import __version__
-from specserve.commands import alerts, bench, config, launch
+from specserve.commands import alerts, bench, config, launch, verify
 from specserve.errors import ExitCode, SpecserveError
 
 
@@ -28,6 +28,7 @@ for command in (
     bench.bench,
     bench.report,
     bench.trace,
+    verify.verify,
 ):
     program.add_command(command)
 

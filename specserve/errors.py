@@ -26,7 +26,7 @@ class ExitCode(IntEnum):
     ENGINE_LOST = 5
     """The engine was lost after it had been ready."""
     UNSOUND = 6
-    """A measurement is not sound, so there is no verdict."""
+    """A measurement is not sound or a verification failed, so there is no go."""
     INTERRUPTED = 130
 
 
@@ -105,7 +105,7 @@ class EngineLost(SpecserveError):
 
 
 class Unsound(SpecserveError):
-    """Raised when what was measured does not support a verdict."""
+    """Raised when what was measured does not support a verdict, or says that the server is not fit."""
 
     exit_code = ExitCode.UNSOUND
 

@@ -19,7 +19,7 @@ LEVELS = [
     {"config", "pair"},
     {"engine"},
     {"supervise", "sidecar", "alert", "bench"},
-    {"preflight", "doctor", "serve", "watch", "arm", "measure"},
+    {"preflight", "doctor", "serve", "watch", "arm", "measure", "verify"},
     {"commands"},
     {"cli", "__main__"},
 ]

@@ -1,0 +1,98 @@
+"""``specserve verify``: the go-live list against a running server."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specserve.commands.options import format_option
+
+if TYPE_CHECKING:
+    from specserve.config.load import Loaded
+    from specserve.verify import Outcome, Subject
+
+_COLOURS = {"PASS": "green", "FAIL": "red", "SKIP": "yellow"}
+
+
+@click.command()
+@click.argument("config", required=False, type=click.Path(path_type=Path))
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one key of CONFIG.")
+@click.option("--url", help="Base URL of the server; default: the one that CONFIG describes.")
+@click.option("--api-key-file", type=click.Path(path_type=Path), help="Key for --url without CONFIG.")
+@click.option("--launch", "start", is_flag=True, help="Launch CONFIG first, and check at the end that it drains.")
+@click.option("--junit", type=click.Path(path_type=Path), help="Also write the outcome as JUnit XML.")
+@format_option
+def verify(config: Path | None, overrides: tuple[str, ...], url: str | None, output: str, **options: Any) -> None:
+    """Is the server of CONFIG (or at --url) fit for traffic? PASS and FAIL lines; exits with 6 on a FAIL."""
+    from specserve.config.load import load
+    from specserve.errors import ConfigError
+
+    loaded = load(config, environ=os.environ, overrides=overrides) if config else None
+    if loaded is None and (url is None or options["start"]):
+        raise ConfigError(
+            "neither CONFIG nor --url is given; must have one", where="verify", fix="specserve verify --url URL"
+        )
+    told = _say if output == "text" else lambda _: None
+    if options["start"] and loaded is not None:
+        outcomes = _launched(loaded, told)
+    else:
+        from specserve import verify as checks
+
+        outcomes = checks.run(_subject(loaded, url, options["api_key_file"]), told)
+    _finish(outcomes, output, options["junit"])
+
+
+def _say(outcome: Outcome) -> None:
+    click.echo(f"{click.style(outcome.status, fg=_COLOURS[outcome.status])}  {outcome.name:12} {outcome.message}")
+
+
+def _subject(loaded: Loaded | None, url: str | None, key_file: Path | None) -> Subject:
+    from specserve.engine.client import EngineClient
+    from specserve.verify import Subject
+
+    settings = loaded.settings if loaded else None
+    key = settings.server.api_key.get_secret_value() if settings and settings.server.api_key else None
+    if key_file is not None:
+        key = key_file.read_text(encoding="utf-8").strip()
+    base = url or (settings.base_url if settings else "")
+    own_certificate = settings is not None and url is None and settings.server.tls.cert_file is not None
+    client = EngineClient(base, key, verify=not own_certificate)
+    return Subject(client, settings, has_key=key is not None)
+
+
+def _launched(loaded: Loaded, told: Any) -> list[Outcome]:
+    from tempfile import TemporaryDirectory
+
+    from specserve import verify as checks
+    from specserve.arm import ArmSpec, Server
+
+    with TemporaryDirectory() as folder:
+        server = Server(ArmSpec("verify", loaded, loaded.overrides), Path(folder), dict(os.environ))
+        try:
+            server.start()
+            subject = _subject(loaded, None, None)
+            outcomes = checks.run(subject, told)
+            drained = checks.Drain(server.terminate, server.wait).run(subject)
+            told(drained)
+        finally:
+            server.stop()
+    return [*outcomes, drained]
+
+
+def _finish(outcomes: list[Outcome], output: str, junit: Path | None) -> None:
+    import json
+    from dataclasses import asdict
+
+    from specserve import verify as checks
+    from specserve.errors import Problem, Unsound
+
+    if junit is not None:
+        junit.write_text(checks.junit(outcomes), encoding="utf-8")
+    failed = [o for o in outcomes if o.status == "FAIL"]
+    if output == "json":
+        click.echo(json.dumps({"ok": not failed, "checks": [asdict(o) for o in outcomes]}, indent=2))
+    if failed:
+        raise Unsound([Problem(f"{len(failed)} of {len(outcomes)} checks failed; not fit to go live", "verify")])

@@ -1,0 +1,311 @@
+"""The go-live list as a program: is this running server fit for traffic? Every check says what it saw."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Literal
+from xml.etree import ElementTree
+
+import requests
+
+from specserve.config.schema import Settings
+from specserve.engine import metrics
+from specserve.engine.client import EngineClient, EngineError, EngineRefused, collect
+from specserve.engine.corruption import unprintable_reason
+from specserve.units import percent
+
+Status = Literal["PASS", "FAIL", "SKIP"]
+
+PROMPT = "List the numbers from one to ten in words, separated by commas: one, two, three,"
+SENTENCE = "The quick brown fox jumps over the lazy dog. "
+REPETITIVE = "Repeat this line exactly, again and again:\n" + SENTENCE * 4
+BURST = 8
+MIN_DRAFT_TOKENS = 50
+"""Fewer drafted tokens than this say nothing about acceptance."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one check found."""
+
+    name: str
+    status: Status
+    message: str
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The server under test."""
+
+    client: EngineClient
+    settings: Settings | None
+    """None when only a URL is known: checks that need the configuration are skipped."""
+    timeout_seconds: float = 60.0
+    has_key: bool = False
+
+
+class _Failed(Exception):
+    """Raised by a check with what it saw."""
+
+
+class _Skipped(Exception):
+    """Raised by a check that does not apply, with the reason."""
+
+
+def run(subject: Subject, told: Callable[[Outcome], None] = lambda _: None) -> list[Outcome]:
+    """Every check in order; none stops the others."""
+    out = []
+    for name, check in CHECKS:
+        outcome = _one(name, check, subject)
+        told(outcome)
+        out.append(outcome)
+    return out
+
+
+def _one(name: str, check: Callable[[Subject], str], subject: Subject) -> Outcome:
+    began = time.monotonic()
+    status: Status = "PASS"
+    try:
+        message = check(subject)
+    except _Failed as failed:
+        status, message = "FAIL", str(failed)
+    except _Skipped as skipped:
+        status, message = "SKIP", str(skipped)
+    except (EngineError, metrics.MetricsError, requests.RequestException) as error:
+        status, message = "FAIL", str(error).splitlines()[0]
+    return Outcome(name, status, message, time.monotonic() - began)
+
+
+def _models(subject: Subject) -> str:
+    names = subject.client.models(timeout=subject.timeout_seconds)
+    if not names:
+        raise _Failed("/v1/models lists nothing")
+    if subject.settings and subject.settings.served_model_name not in names:
+        raise _Failed(f"/v1/models lists {', '.join(names)}; must list {subject.settings.served_model_name}")
+    return f"serves {', '.join(names)}"
+
+
+def _coherent(text: str, tokens: int | None) -> str:
+    """What is wrong with a text, by signs that no model in order shows on these prompts."""
+    if not text.strip():
+        raise _Failed("the answer is empty")
+    if reason := unprintable_reason(text):
+        raise _Failed(f"the answer is not text: {reason}: {text[:60]!r}")
+    if loop := looping(text):
+        raise _Failed(f"the answer loops on {loop!r}")
+    return f"{tokens} tokens: {text.strip()[:60]!r}"
+
+
+def looping(text: str) -> str | None:
+    """The character or short piece that a text consists of; None for a text that goes on.
+
+    >>> looping("!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!"), looping("one, two, three, four, five, six, seven")
+    ('!', None)
+    """
+    body = text.strip()
+    for length in range(1, 4):
+        piece = body[:length]
+        if len(body) >= 24 and piece * (len(body) // length) == body[: len(body) // length * length]:
+            return piece
+    return None
+
+
+def _completion(subject: Subject) -> str:
+    answer = subject.client.complete(PROMPT, max_tokens=32, temperature=0.0, timeout=subject.timeout_seconds)
+    return _coherent(answer.text, answer.completion_tokens)
+
+
+def _chat(subject: Subject) -> str:
+    try:
+        answer = subject.client.chat(
+            [{"role": "user", "content": "Say hello."}], max_tokens=32, temperature=0.0, timeout=subject.timeout_seconds
+        )
+    except EngineRefused as refused:
+        if "chat template" in str(refused):
+            raise _Skipped("the model has no chat template") from None
+        raise
+    return _coherent(answer.text, answer.completion_tokens)
+
+
+def _streaming(subject: Subject) -> str:
+    """Chunk by chunk, and together what the same request gives in one piece.
+
+    Two right answers may part at a near-tie, so a different text is only a failure when it parts at once.
+    """
+    whole = subject.client.complete(PROMPT, max_tokens=32, temperature=0.0, timeout=subject.timeout_seconds)
+    chunks = list(subject.client.stream(PROMPT, max_tokens=32, temperature=0.0, timeout=subject.timeout_seconds))
+    pieces = [c for c in chunks if c.text]
+    streamed = collect(iter(chunks))
+    if len(pieces) < 2 and (whole.completion_tokens or 0) > 8:
+        raise _Failed(f"{whole.completion_tokens} tokens came in {len(pieces)} chunk; must come one by one")
+    if streamed.text[:8] != whole.text[:8]:
+        raise _Failed(f"streamed {streamed.text[:40]!r}, in one piece {whole.text[:40]!r}; must be equal")
+    same = "equal to" if streamed.text == whole.text else "the same start as"
+    return f"{len(pieces)} chunks, {same} the answer in one piece"
+
+
+def _max_tokens(subject: Subject) -> str:
+    answer = subject.client.complete(PROMPT, max_tokens=5, temperature=0.0, timeout=subject.timeout_seconds)
+    if answer.completion_tokens is None or answer.completion_tokens > 5:
+        raise _Failed(f"max_tokens 5 gave {answer.completion_tokens} tokens")
+    if answer.completion_tokens == 5 and answer.finish_reason != "length":
+        raise _Failed(f"cut at max_tokens with finish_reason {answer.finish_reason!r}; must be 'length'")
+    return f"{answer.completion_tokens} tokens, finish_reason {answer.finish_reason}"
+
+
+def _stop(subject: Subject) -> str:
+    plain = subject.client.complete(PROMPT, max_tokens=32, temperature=0.0, timeout=subject.timeout_seconds)
+    word = plain.text[len(plain.text) // 2 :][:3]
+    if len(word) < 3:
+        raise _Skipped("the answer is too short to be stopped in its middle")
+    answer = subject.client.complete(
+        PROMPT, max_tokens=32, temperature=0.0, stop=[word], timeout=subject.timeout_seconds
+    )
+    if word in answer.text:
+        raise _Failed(f"stop {word!r} stands in the answer")
+    if len(answer.text) >= len(plain.text):
+        raise _Failed(f"stop {word!r} did not end the answer")
+    return f"stopped at {word!r}, finish_reason {answer.finish_reason}"
+
+
+def _burst(subject: Subject) -> str:
+    def ask(i: int) -> str | None:
+        try:
+            answer = subject.client.complete(
+                f"{PROMPT} ({i})", max_tokens=16, temperature=0.7, seed=i, timeout=subject.timeout_seconds
+            )
+        except EngineError as error:
+            return str(error).splitlines()[0]
+        return None if answer.text or answer.finish_reason == "stop" else "an empty answer"
+
+    with ThreadPoolExecutor(BURST) as pool:
+        bad = [reason for reason in pool.map(ask, range(BURST)) if reason]
+    if bad:
+        raise _Failed(f"{len(bad)} of {BURST} requests at once failed: {bad[0]}")
+    return f"{BURST} requests at once answered"
+
+
+def _metrics(subject: Subject) -> str:
+    snapshot = _snapshot(subject)
+    if not snapshot.engines:
+        raise _Failed("/metrics names no engine; start the server with its statistics on")
+    return f"{len(snapshot.engines)} engine(s) report"
+
+
+def _snapshot(subject: Subject) -> metrics.EngineSnapshot:
+    return metrics.parse(subject.client.metrics_text(timeout=subject.timeout_seconds), at_seconds=time.monotonic())
+
+
+def _speculation(subject: Subject) -> str:
+    """Counters of drafts move under text that is easy to draft, and the acceptance is above the alert's threshold."""
+    if subject.settings and subject.settings.method is None:
+        raise _Skipped("speculation is not configured")
+    before = _snapshot(subject)
+    if not before.speculates:
+        if subject.settings is None:
+            raise _Skipped("the server does not speculate")
+        raise _Failed("speculation is configured, but the engine counts no drafts")
+    for _ in range(3):
+        subject.client.complete(REPETITIVE, max_tokens=64, temperature=0.0, timeout=subject.timeout_seconds)
+    after = _snapshot(subject)
+    drafted, accepted = (_delta(before, after, n) for n in ("draft_tokens", "accepted_tokens"))
+    if drafted <= 0:
+        raise _Failed("no token was drafted for a repetitive text; speculation is inactive")
+    rate = accepted / drafted
+    floor = subject.settings.alerts.acceptance_rate.fire_below if subject.settings else None
+    seen = f"acceptance {percent(rate)} of {drafted:.0f} drafted tokens"
+    if drafted >= MIN_DRAFT_TOKENS and floor is not None and rate < floor:
+        raise _Failed(f"{seen}; must be at least {percent(floor)} (alerts.acceptance_rate.fire_below)")
+    return seen
+
+
+def _delta(before: metrics.EngineSnapshot, after: metrics.EngineSnapshot, name: str) -> float:
+    return (after.total(name) or 0.0) - (before.total(name) or 0.0)
+
+
+def _keys(subject: Subject) -> str:
+    if not subject.has_key:
+        raise _Skipped("no API key is set")
+    open_paths = [path for path in ("/v1/models", "/v1/completions", "/invocations") if _is_open(subject, path)]
+    if open_paths:
+        raise _Failed(f"answers without a key: {', '.join(open_paths)}")
+    return "requests without a key are refused"
+
+
+def _is_open(subject: Subject, path: str) -> bool:
+    method = "GET" if path.endswith("models") else "POST"
+    body = None if method == "GET" else {"prompt": "x", "max_tokens": 1}
+    url = subject.client.base_url + path
+    answer = requests.request(method, url, json=body, timeout=subject.timeout_seconds, verify=False)  # noqa: S501
+    return answer.status_code not in (401, 403, 404)
+
+
+CHECKS: Sequence[tuple[str, Callable[[Subject], str]]] = (
+    ("models", _models),
+    ("completion", _completion),
+    ("chat", _chat),
+    ("streaming", _streaming),
+    ("max-tokens", _max_tokens),
+    ("stop", _stop),
+    ("burst", _burst),
+    ("metrics", _metrics),
+    ("speculation", _speculation),
+    ("api-key", _keys),
+)
+
+
+@dataclass(frozen=True)
+class Drain:
+    """The last check, which ends the server: a running request survives SIGTERM."""
+
+    terminate: Callable[[], None]
+    wait: Callable[[], int]
+    """Waits for the end and answers the exit status."""
+    name: str = field(default="drain")
+
+    def run(self, subject: Subject) -> Outcome:
+        """Send a long request, stop the server, and expect the whole answer and a clean end."""
+        return _one(self.name, self._check, subject)
+
+    def _check(self, subject: Subject) -> str:
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(
+                subject.client.complete, PROMPT, max_tokens=200, temperature=0.0, ignore_eos=True, timeout=120
+            )
+            time.sleep(0.3)
+            self.terminate()
+            tokens = answer.result().completion_tokens
+        status = self.wait()
+        if tokens != 200:
+            raise _Failed(f"a request that ran when the server was stopped got {tokens} of 200 tokens")
+        if status != 0:
+            raise _Failed(f"the server ended with status {status} after draining; must be 0")
+        return "a running request finished, then the server ended"
+
+
+def junit(outcomes: Sequence[Outcome]) -> str:
+    """The outcomes as JUnit XML, as CI systems read it."""
+    suite = ElementTree.Element(
+        "testsuite",
+        name="specserve verify",
+        tests=str(len(outcomes)),
+        failures=str(sum(o.status == "FAIL" for o in outcomes)),
+        skipped=str(sum(o.status == "SKIP" for o in outcomes)),
+        time=f"{sum(o.seconds for o in outcomes):.3f}",
+    )
+    for outcome in outcomes:
+        case = ElementTree.SubElement(
+            suite, "testcase", classname="verify", name=outcome.name, time=f"{outcome.seconds:.3f}"
+        )
+        for tag in _tags(outcome):
+            ElementTree.SubElement(case, tag, message=outcome.message)
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
+
+
+def _tags(outcome: Outcome) -> Iterator[str]:
+    if outcome.status != "PASS":
+        yield "failure" if outcome.status == "FAIL" else "skipped"

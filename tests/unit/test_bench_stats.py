@@ -1,0 +1,173 @@
+"""Statistics and verdicts of the benchmark, on simulated benches whose truth is known."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from specserve.bench import breakeven, judge, stats
+from specserve.bench.plan import Plan, legs
+from specserve.bench.result import Arm, Block, Result, Sample, Speculation
+
+
+def simulate(
+    factor: float = 1.0,
+    *,
+    seed: int = 0,
+    prompts: int = 16,
+    repeat: int = 1,
+    drift: float = 0.0,
+    block_noise: float = 0.02,
+    errors: int = 0,
+    acceptance: float | None = 0.7,
+) -> Result:
+    """A bench whose speculative arm is ``factor`` times faster per token; ``drift`` slows the machine per block."""
+    rng = random.Random(seed)
+    base = {f"p{i}": 0.01 * rng.lognormvariate(0, 0.25) for i in range(prompts)}
+    blocks = []
+    for index, arm in enumerate(legs(["off", "on"], repeat)):
+        slow = (1 + drift) ** index * rng.lognormvariate(0, block_noise)
+        samples = []
+        for prompt, tpot in base.items():
+            seconds = tpot * slow * rng.lognormvariate(0, 0.05) / (factor if arm == "on" else 1.0)
+            samples.append(
+                Sample(prompt_id=prompt, ok=True, ttft_seconds=0.05, e2e_seconds=0.05 + 63 * seconds, output_tokens=64)
+            )
+        for i in range(errors if arm == "on" else 0):
+            samples[i] = Sample(prompt_id=f"p{i}", ok=False, error="boom")
+        blocks.append(block(index, arm, samples, acceptance if arm == "on" else None))
+    return result(blocks)
+
+
+def block(index: int, arm: str, samples: list[Sample], acceptance: float | None) -> Block:
+    tokens = sum(s.output_tokens or 0 for s in samples)
+    drafts = tokens / (1 + 3 * acceptance) if acceptance is not None else 0
+    spec = None
+    if acceptance is not None:
+        spec = Speculation(drafts=drafts, draft_tokens=3 * drafts, accepted_tokens=3 * drafts * acceptance)
+    return Block(
+        index=index,
+        arm=arm,
+        workload="w",
+        concurrency=4,
+        started_seconds=float(index),
+        duration_seconds=sum(s.e2e_seconds or 0 for s in samples) / 4,
+        samples=samples,
+        speculation=spec,
+    )
+
+
+def result(blocks: list[Block]) -> Result:
+    return Result(
+        specserve_version="0",
+        created="2026-01-01T00:00:00+00:00",
+        arms=[Arm(name="off"), Arm(name="on")],
+        blocks=blocks,
+    )
+
+
+def verdict(outcome: Result) -> judge.Cell:
+    (cell,) = judge.cells(outcome)
+    return cell
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_faster_arm_is_faster(seed: int) -> None:
+    """An arm that makes tokens 1.5 times faster is called so, and the interval holds the truth."""
+    cell = verdict(simulate(1.5, seed=seed))
+    assert cell.verdict == "faster"
+    assert cell.speedup is not None
+    assert cell.speedup.low < 1.5 < cell.speedup.high
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_slower_arm_is_slower(seed: int) -> None:
+    """An arm at 0.8 of the speed is called slower once the blocks are repeated."""
+    assert verdict(simulate(0.8, seed=seed, repeat=2)).verdict == "slower"
+
+
+def test_equal_arms_are_rarely_told_apart() -> None:
+    """Over 200 benches of an arm against itself, fewer than 5 % claim a difference."""
+    wrong = sum(verdict(simulate(1.0, seed=s)).verdict in ("faster", "slower") for s in range(200))
+    assert wrong < 10
+
+
+def test_no_difference_is_its_own_answer() -> None:
+    """Equal arms on a quiet machine, repeated, are called equal, not undecided."""
+    assert verdict(simulate(1.0, repeat=3, prompts=64, block_noise=0.002)).verdict == "no difference"
+
+
+def test_a_noisy_machine_is_inconclusive() -> None:
+    """An effect smaller than the noise between equal blocks is no verdict."""
+    assert verdict(simulate(1.05, block_noise=0.08, seed=3)).verdict == "inconclusive"
+
+
+def test_a_drifting_machine_is_unsound() -> None:
+    """Equal blocks that differ by a quarter make the cell unsound: no speedup is given."""
+    cell = verdict(simulate(1.5, drift=0.15))
+    assert (cell.verdict, cell.speedup, cell.throughput_speedup) == ("unsound", None, None)
+    assert "equal blocks of 'off' differ by" in cell.warnings[0]
+
+
+def test_a_slow_steady_drift_cancels() -> None:
+    """A B B A: a drift of some percent per block does not make one arm faster."""
+    assert verdict(simulate(1.0, drift=0.03, block_noise=0.001)).verdict in ("inconclusive", "no difference")
+
+
+def test_failing_requests_are_unsound() -> None:
+    """An arm whose requests fail has no speedup, however fast the others were."""
+    cell = verdict(simulate(1.5, errors=3))
+    assert cell.verdict == "unsound"
+    assert "6 of 32 requests of 'on' failed" in cell.warnings[0]
+
+
+def test_few_prompts_are_unsound() -> None:
+    """Four prompts say nothing about other prompts."""
+    assert "4 prompts were answered by both arms" in verdict(simulate(2.0, prompts=4)).warnings[0]
+
+
+def test_one_block_per_arm_is_inconclusive() -> None:
+    """Without two equal blocks the noise is unknown, so nothing is claimed."""
+    whole = simulate(1.5)
+    cell = verdict(result(whole.blocks[:2]))
+    assert (cell.verdict, cell.noise) == ("inconclusive", None)
+
+
+def test_swapping_the_arms_inverts_the_speedup() -> None:
+    """The ratio of B to A is one over the ratio of A to B."""
+    whole = simulate(1.3)
+    swapped = whole.model_copy(update={"arms": list(reversed(whole.arms))})
+    a, b = verdict(whole).speedup, verdict(swapped).speedup
+    assert a is not None
+    assert b is not None
+    assert math.isclose(a.value * b.value, 1.0)
+
+
+def test_absent_is_not_zero() -> None:
+    """An arm that drafts nothing has no acceptance, and a one-token answer no TPOT."""
+    cell = verdict(simulate(1.0, acceptance=None))
+    assert cell.speculative.acceptance_rate is None
+    assert Sample(prompt_id="p", ok=True, ttft_seconds=0.1, e2e_seconds=0.1, output_tokens=1).tpot_seconds is None
+    assert stats.spread([]) is None
+
+
+def test_break_even_is_where_a_token_costs_the_same() -> None:
+    """A 1.5x arm at 70 % acceptance of 3 tokens breaks even where its step costs what the baseline's does."""
+    (row,) = breakeven.step_times(simulate(1.5, block_noise=0.0001))
+    ratio = row.speculative_step_seconds / row.baseline_step_seconds
+    assert ratio == pytest.approx(3.1 / 1.5, rel=0.03)
+    assert row.break_even_acceptance == pytest.approx((3.1 / 1.5 - 1) / 3, rel=0.05)
+
+
+def test_unsound_cells_make_no_profile() -> None:
+    """What may not be told to a person may not steer the sidecar either."""
+    assert breakeven.profile(simulate(1.5, drift=0.15))["cells"] == []
+
+
+def test_order_goes_there_and_back_again() -> None:
+    """Each repetition measures A B B A over every workload and concurrency."""
+    plan = Plan(("a", "b"), (), (1, 2))
+    assert plan.steps() == ()
+    assert legs(["a", "b"], 2) == ["a", "b", "b", "a", "a", "b", "b", "a"]
