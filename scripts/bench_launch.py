@@ -64,7 +64,7 @@ def free_port() -> int:
 def dry_run(port: int) -> tuple[list[str], dict[str, str]]:
     """Command and environment that `specserve launch` would use."""
     argv = [*launch_command(port, free_port()), "--dry-run"]
-    printed = subprocess.run(argv, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    printed = subprocess.run(argv, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
     words = shlex.split(printed.strip().splitlines()[-1])
     env = {}
     while re.fullmatch(r"[A-Z0-9_]+=.*", words[0], re.DOTALL):
