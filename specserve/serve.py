@@ -8,23 +8,29 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from specserve.config.load import Loaded
 from specserve.config.schema import Settings
-from specserve.engine import args, environment, introspect, logs
+from specserve.engine import args, environment, introspect, logs, repairs
 from specserve.engine.client import EngineClient
-from specserve.errors import EngineLost, EngineStartError, Interrupted, PreflightRefused, Problem
+from specserve.errors import PreflightRefused
 from specserve.findings import Finding
 from specserve.supervise import leftovers
-from specserve.supervise.child import Child
+from specserve.supervise.child import Child, session_members
 from specserve.supervise.output import EngineLog, is_trouble
 from specserve.supervise.readiness import Readiness
 from specserve.supervise.state import Event, Failed, Limits, Machine, State
 from specserve.supervise.supervisor import Hooks, Supervisor
+from specserve.supervise.verdict import End, judge
 
-TAIL_LINES = 20
+if TYPE_CHECKING:
+    from specserve.engine.canary import CanaryResult
+    from specserve.preflight import PreflightReport
+    from specserve.watch import Watch
+
 DRAIN_MARGIN_SECONDS = 10.0
 """On top of the engine's own drain time: after its last request it still frees the GPU."""
 
@@ -77,7 +83,11 @@ class Launch:
     log: Path
     secrets: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    findings: tuple[Finding, ...] = ()
+    report: PreflightReport | None = None
+    engine_version: str | None = None
+    state_folder: Path | None = None
+    """Where the sidecar keeps its baseline; None beside the records."""
+    visible_devices: str | None = None
 
 
 def plan(
@@ -89,7 +99,7 @@ def plan(
     check: bool = True,
 ) -> Launch:
     """Check and decide; starts nothing. Raises PreflightRefused or ConfigError with everything that is wrong."""
-    from specserve import gpu, preflight
+    from specserve import gpu, preflight, watch
 
     settings = loaded.settings
     engine = introspect.installed()
@@ -99,11 +109,10 @@ def plan(
             where="engine",
             fix="pip install 'specserve[gpu]', or 'specserve[cpu]' on a machine without a GPU",
         )
-    findings: tuple[Finding, ...] = ()
+    report = None
     if check:
         report = preflight.run(loaded, skip=skip, environ=environ)
         preflight.require(report)
-        findings = report.findings
     devices = gpu.devices()
     cpu = environment.on_cpu(engine.distribution, engine.version, None if devices is None else len(devices))
     prepared = environment.prepare(settings, environ, cpu=cpu)
@@ -117,7 +126,10 @@ def plan(
         log=engine_log or folder / f"engine-{settings.server.port}.log",
         secrets=loaded.secrets(),
         notes=prepared.notes,
-        findings=findings,
+        report=report,
+        engine_version=engine.version,
+        state_folder=watch.default_state_dir(environ),
+        visible_devices=environ.get("CUDA_VISIBLE_DEVICES"),
     )
 
 
@@ -131,7 +143,7 @@ def run(launch: Launch, report: Reporter, *, reap: bool = False) -> None:
     reaped = leftovers.require_clean(launch.folder, server.host, server.port, reap=reap)
     for note in [*reaped, *launch.notes]:
         report.note(note)
-    for finding in launch.findings:
+    for finding in launch.report.findings if launch.report else ():
         report.finding(finding)
     with EngineLog(launch.log, launch.secrets) as log:
         _Run(launch, report, log).run()
@@ -146,19 +158,56 @@ class _Run:
         self._client = engine_client(settings)
         self._readiness = Readiness(self._client, settings.served_model_name, self._canary)
         hooks = Hooks(self._spawn, self._check_ready, self._readiness.check_alive, self._changed, self._gone)
-        self._supervisor = Supervisor(hooks, limits(settings))
+        self._limits = limits(settings)
+        self._supervisor = Supervisor(hooks, self._limits)
         self._phases, self._started = ["starting"], time.monotonic()
-        self._end = End()
+        self._end = End(launch.log)
         self._record: Path | None = None
+        self._canary_result: CanaryResult | None = None
+        self._said = logs.EngineReport()
+        self._repairs: tuple[str, ...] = ()
+        self._sidecar = self._watch() if settings.sidecar.enabled else None
 
     def run(self) -> None:
-        """Raises unless the engine stopped cleanly."""
-        machine = self._supervisor.run()
-        verdict(machine, self._end, self._launch)
+        """Raises unless the engine stopped cleanly. The sidecar outlives the engine: it sees the drain to its end."""
+        if self._sidecar is not None:
+            self._sidecar.start()
+        try:
+            machine = self._supervisor.run()
+        finally:
+            if self._sidecar is not None:
+                self._sidecar.stop()
+        judge(machine, self._end, self._limits)
+
+    def _watch(self) -> Watch:
+        from specserve.watch import Watch
+
+        return Watch(
+            self._launch.settings,
+            facts=self._facts,
+            state_dir=self._launch.state_folder or self._launch.folder,
+            visible_devices=self._launch.visible_devices,
+        )
+
+    def _facts(self) -> dict[str, Any]:
+        """What the sidecar cannot read from the engine's metrics."""
+        machine, child, launch = self._supervisor.machine, self._supervisor.child, self._launch
+        checked = self._canary_result
+        return {
+            "state": State.STARTING.value if machine == Machine() else machine.state.value,
+            "draining": machine.state is State.STOPPING and machine.stopped_from is State.RUNNING,
+            "engine_version": launch.engine_version,
+            "command": args.shell_line(launch.command),
+            "plan": launch.report.vram if launch.report else None,
+            "actual": {name: value for name, value in asdict(self._said).items() if value is not None},
+            "canary": asdict(checked) if checked else None,
+            "repairs": self._repairs,
+            "engine_pids": session_members(child.pid) if child else (),
+        }
 
     def _spawn(self) -> Child:
         self._phases, self._started = ["starting"], time.monotonic()
-        self._end = End()
+        self._end = End(self._launch.log)
         server, argv = self._launch.settings.server, self._launch.command.argv
         child = Child(argv, self._launch.env, self._line)
         record = leftovers.record_of(child.pid, port=server.port, command=argv, log=str(self._launch.log))
@@ -189,7 +238,7 @@ class _Run:
 
         self._enter("canary")
         settings = self._launch.settings
-        result = canary.run(self._client, settings)
+        result = self._canary_result = canary.run(self._client, settings)
         if result.verdict == "ok":
             return None
         words = f"canary: {result.verdict}: {'; '.join(result.reasons)}"
@@ -204,24 +253,27 @@ class _Run:
         _log.debug("%s: %s", machine.state, reason)
         self._report.changed(machine.state, reason)
         if machine.state is State.RUNNING:
+            lines = self._supervisor.child.lines() if self._supervisor.child else []
+            self._said, self._repairs = logs.read_report(lines), repairs.applied_in(lines)
             self._report.ready(self._serving())
 
     def _serving(self) -> Serving:
-        settings, child = self._launch.settings, self._supervisor.child
-        sidecar = settings.sidecar
+        settings, said = self._launch.settings, self._said
         return Serving(
             url=f"{settings.base_url}/v1",
             model=settings.served_model_name,
             method=settings.method,
             num_speculative_tokens=settings.speculative_decoding.num_speculative_tokens if settings.method else None,
-            kv_cache_tokens=logs.read_report(child.lines() if child else ()).kv_cache_tokens,
+            kv_cache_tokens=said.kv_cache_tokens,
             ready_seconds=time.monotonic() - self._started,
-            sidecar_url=f"http://{sidecar.host}:{sidecar.port}" if sidecar.enabled else None,
+            sidecar_url=self._sidecar.url if self._sidecar else None,
             log=self._launch.log,
         )
 
     def _gone(self, child: Child) -> None:
-        self._end = End(self._phases[-1], tuple(child.lines()), child.poll(), self._readiness.last_answer)
+        self._end = End(
+            self._launch.log, self._phases[-1], tuple(child.lines()), child.poll(), self._readiness.last_answer
+        )
         if self._record is not None:
             self._record.unlink(missing_ok=True)
 
@@ -246,51 +298,3 @@ def engine_client(settings: Settings) -> EngineClient:
         verify=settings.server.tls.cert_file is None,
         model=settings.served_model_name,
     )
-
-
-@dataclass(frozen=True)
-class End:
-    """The last that was seen of an engine."""
-
-    phase: str = "starting"
-    lines: tuple[str, ...] = ()
-    status: int | None = None
-    answer: str | None = None
-    """What the last readiness check met."""
-
-
-def verdict(machine: Machine, end: End, launch: Launch) -> None:
-    """The end of a run as an exception, or nothing after a clean stop."""
-    if machine.state is State.FATAL:
-        error = EngineLost if machine.was_ready else EngineStartError
-        raise error([failure(machine, end, launch)])
-    if machine.stopped_from is not State.RUNNING:
-        raise Interrupted(f"{machine.stop_signal} before the engine was ready", where="launch")
-    if machine.cut_short:
-        raise Interrupted("ended without draining, as asked; running requests were cut off", where="launch")
-    if machine.killed:
-        drain = launch.settings.engine.drain_timeout_seconds
-        raise EngineLost(
-            f"did not end within {drain:g} s (and {DRAIN_MARGIN_SECONDS:g} s more) after SIGTERM and was killed; "
-            "running requests were cut off",
-            where="engine",
-            fix=f"--set engine.drain_timeout_seconds={drain * 2:g}",
-        )
-
-
-def failure(machine: Machine, end: End, launch: Launch) -> Problem:
-    """What happened, the cause where the log names one, and the last lines."""
-    from specserve.engine import failures
-
-    log = (f"whole log: {launch.log}",)
-    cause = machine.cause or "is gone"
-    if machine.fix is not None:  # our own verdict: the engine's lines have nothing to say about it
-        return Problem(cause, "engine", (log,), machine.fix)
-    named = failures.diagnose(end.lines, exit_status=end.status)
-    what = f"{cause}, {'after it had been ready' if machine.was_ready else f'in phase {end.phase!r}'}"
-    if named is not None:
-        what += f"; {named.message}"
-    elif end.answer is not None:
-        what += f"; the last check met: {end.answer}"
-    rows = [(line,) for line in end.lines[-TAIL_LINES:]]
-    return Problem(what, "engine", (*rows, log), named.fix if named else f"read {launch.log}")

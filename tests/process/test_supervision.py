@@ -142,7 +142,7 @@ def test_an_engine_that_ignores_term_is_killed_when_the_drain_is_over(launch):
     program.says("engine log")
     program.signal(signal.SIGTERM)
     assert program.ends() == 5
-    assert "Fix: --set engine.drain_timeout_seconds=0.4" in program.output
+    assert "Fix: raise engine.drain_timeout_seconds" in program.output
 
 
 def test_interrupt_while_starting_is_130(launch, records):

@@ -1,0 +1,134 @@
+"""`specserve launch` with the real vLLM: ready, streamed, drained, lost, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import psutil
+import requests
+
+PROMPT = "def add(first, second):\n    return first"
+
+
+def wait_until(condition: Callable[[], object], seconds: float) -> None:
+    """Poll until true; fail after the time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"did not happen within {seconds} s"
+        time.sleep(0.02)
+
+
+def counter(url: str, name: str) -> float:
+    """Sum of a counter's series on /metrics."""
+    text = requests.get(f"{url}/metrics", timeout=10).text
+    return sum(float(v) for v in re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE))
+
+
+def stream(url: str, max_tokens: int) -> tuple[int, int | None, bool]:
+    """Status, completion tokens and whether the stream was closed properly."""
+    body = {
+        "model": "tiny", "prompt": PROMPT, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True,
+        "stream": True, "stream_options": {"include_usage": True},
+    }  # fmt: skip
+    answer = requests.post(f"{url}/v1/completions", json=body, timeout=120)
+    if answer.status_code != 200:
+        return answer.status_code, None, False
+    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
+    usage = [u for e in events if e != "[DONE]" if (u := json.loads(e).get("usage"))]
+    return 200, usage[-1]["completion_tokens"] if usage else None, events[-1] == "[DONE]"
+
+
+def processes(launched, part: str) -> list[psutil.Process]:
+    """Processes of the launch whose title or command line holds a word."""
+    return [p for p in launched.family() if part in " ".join([p.name(), *p.cmdline()])]
+
+
+def test_the_tiny_pair_is_ready_and_says_so_once(engine_server):
+    """One block with what the engine itself reported, after phases in their order."""
+    log = engine_server.log()
+    assert log.count("\nReady\n") == 1
+    block = dict(re.findall(r"^  (\S.*?)\s{2,}(.+)$", log.partition("\nReady\n")[2], re.MULTILINE))
+    assert block["URL"] == f"{engine_server.base_url}/v1"
+    assert (block["model"], block["method"], block["num_speculative_tokens"]) == ("tiny", "draft_model", "3")
+    assert int(block["KV cache tokens"].replace(",", "")) > 1000
+    assert block["sidecar"] == engine_server.sidecar_url
+    phases = re.findall(r"^ *[\d.]+ s  (.+)$", log.partition("\nReady\n")[0], re.MULTILINE)
+    wanted = ["checking", "starting", "importing", "loading target weights", "loading draft", "canary"]
+    assert [p for p in phases if p in wanted and phases.index(p) >= 0][:1] == ["checking"]
+    assert phases[-1] == "canary"
+    assert set(wanted) <= set(phases)
+
+
+def test_a_streamed_completion_is_drafted(engine_server):
+    """Tokens arrive, and the acceptance counters move."""
+    name = "vllm:spec_decode_num_accepted_tokens_total"
+    before = counter(engine_server.base_url, name)
+    assert stream(engine_server.base_url, 60) == (200, 60, True)
+    assert counter(engine_server.base_url, name) > before
+
+
+def test_the_supervisor_stays_small(engine_server):
+    """specserve itself, sidecar included, loads no model library."""
+    maps = psutil.Process(engine_server.process.pid).memory_maps()
+    assert [m.path for m in maps if "torch" in m.path or "tokenizers" in m.path] == []
+
+
+def test_term_drains_eight_requests_and_leaves_nothing(launch):
+    """Running requests finish in full, new ones get 503, exit code 0."""
+    server = launch("tiny-pair.yaml")
+    answers: list[tuple[int, int | None, bool]] = []
+    threads = [threading.Thread(target=lambda: answers.append(stream(server.base_url, 90))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: counter(server.base_url, "vllm:num_requests_running") == 8, 60)
+    server.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: "draining" in server.log(), 10)
+    late = stream(server.base_url, 5) if any(t.is_alive() for t in threads) else (503, None, False)
+    for thread in threads:
+        thread.join()
+    assert answers == [(200, 90, True)] * 8
+    assert late[0] == 503
+    assert server.process.wait(60) == 0
+    assert server.family() == []
+
+
+def test_a_killed_engine_core_is_noticed_and_is_exit_code_5(launch):
+    """The API process still lives then; within five seconds the loss is said, and no orphan remains."""
+    server = launch("tiny-pair.yaml")
+    (core,) = processes(server, "EngineCore")
+    core.kill()
+    killed = time.monotonic()
+    wait_until(lambda: "stopped because" in server.log() or server.process.poll() is not None, 5)
+    assert time.monotonic() - killed < 5
+    assert server.process.wait(20) == 5
+    assert "after it had been ready" in server.log()
+    assert server.family() == []
+
+
+def test_a_killed_core_is_restarted_when_configured(launch):
+    """engine.max_restarts brings a new engine up, and the log says which restart it was."""
+    server = launch("tiny-pair.yaml engine.max_restarts=1 engine.restart_backoff_seconds=0.1")
+    (core,) = processes(server, "EngineCore")
+    core.kill()
+    wait_until(lambda: server.log().count("\nReady\n") == 2, 300)
+    assert "restart 1 of 1" in server.log()
+    assert stream(server.base_url, 10) == (200, 10, True)
+    assert server.stop() == 0
+
+
+def test_a_killed_api_process_takes_core_and_worker_along(launch):
+    """kill -9 of the leader leaves no process, and no shared memory of it."""
+    from pathlib import Path
+
+    server = launch("tiny-pair.yaml")
+    before = set(Path("/dev/shm").iterdir())
+    (leader,) = [p for p in psutil.Process(server.process.pid).children() if "api_server" in " ".join(p.cmdline())]
+    leader.kill()
+    assert server.process.wait(20) == 5
+    assert server.family() == []
+    assert [p for p in set(Path("/dev/shm").iterdir()) if p in before and p.name.startswith("psm_")] == []
