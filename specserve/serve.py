@@ -20,7 +20,7 @@ from specserve.errors import PreflightRefused
 from specserve.findings import Finding
 from specserve.supervise import leftovers
 from specserve.supervise.child import Child, session_members
-from specserve.supervise.output import EngineLog, is_trouble
+from specserve.supervise.output import EngineLog, Troubles
 from specserve.supervise.readiness import Readiness
 from specserve.supervise.state import Event, Failed, Limits, Machine, State
 from specserve.supervise.supervisor import Hooks, Supervisor
@@ -161,7 +161,7 @@ class _Run:
         self._limits = limits(settings)
         self._supervisor = Supervisor(hooks, self._limits)
         self._phases, self._started = ["starting"], time.monotonic()
-        self._end = End(launch.log)
+        self._end, self._troubles = End(launch.log), Troubles()
         self._record: Path | None = None
         self._canary_result: CanaryResult | None = None
         self._said = logs.EngineReport()
@@ -217,10 +217,11 @@ class _Run:
     def _line(self, raw: str) -> None:
         """One line of the engine's output; called in the thread that drains it."""
         line = self._log.write(raw)
-        if self._supervisor.machine.state is State.STARTING:
+        trouble = self._troubles.of(line)
+        if trouble:
+            self._report.engine_line(trouble)
+        elif trouble is None and self._supervisor.machine.state is State.STARTING:
             self._enter(logs.phase(line))
-        if is_trouble(line):
-            self._report.engine_line(line)
 
     def _enter(self, phase: str | None) -> None:
         """Phases only go forward; a line of an earlier one is its echo."""

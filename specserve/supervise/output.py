@@ -16,7 +16,11 @@ LOG_BYTES = 10 * 1024**2
 """Size at which the file starts anew, keeping one older file: the runtime folder is often memory."""
 
 _log = logging.getLogger("specserve.engine")
-_TROUBLE = re.compile(r"(\(\w+[^()]* ?pid=\d+\) )?(WARNING|ERROR|CRITICAL):? ")
+_TROUBLE = re.compile(
+    r"(\([^()]*pid=\d+\) )?(?P<level>WARNING|ERROR|CRITICAL):? +(\d\d-\d\d [\d:]{8} )?(\[[^\]]*\] )?(?P<text>.*)"
+)
+REMEMBERED = 1000
+"""Messages after which repetitions are no longer noticed."""
 
 
 class EngineLog:
@@ -57,10 +61,27 @@ class _Quiet(RotatingFileHandler):
         """Nothing."""
 
 
-def is_trouble(line: str) -> bool:
-    """Whether the engine logged it as a warning or worse.
+class Troubles:
+    """Warnings and errors in the output, each message once: every process of the engine repeats its parent's."""
 
-    >>> is_trouble("(EngineCore pid=7) WARNING 11-29 22:00:00 [x.py:1] slow"), is_trouble("INFO: no ERROR here")
-    (True, False)
-    """
-    return _TROUBLE.match(line) is not None
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def of(self, line: str) -> str | None:
+        """The line as it is to be shown, without process, time and place; empty for a repetition, None for a line
+        that is no warning.
+
+        >>> troubles = Troubles()
+        >>> troubles.of("(EngineCore pid=7) WARNING 11-29 22:00:00 [x.py:1] slow")
+        'warning: slow'
+        >>> troubles.of("(Worker pid=8) WARNING 11-29 22:00:01 [x.py:1] slow"), troubles.of("INFO: no ERROR here")
+        ('', None)
+        """
+        match = _TROUBLE.match(line)
+        if match is None:
+            return None
+        if match["text"] in self._seen:
+            return ""
+        if len(self._seen) < REMEMBERED:
+            self._seen.add(match["text"])
+        return f"{match['level'].lower()}: {match['text']}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from specserve.errors import EngineLost, EngineStartError, Interrupted, Problem
 from specserve.supervise.state import Limits, Machine, State
 
 TAIL_LINES = 20
+_NOISE = re.compile(r"nanobind: |See https://nanobind| - leaked | - \.\.\. skipped")
+"""Printed by an extension module of vLLM's while it exits, after whatever was the cause."""
 
 
 @dataclass(frozen=True)
@@ -56,5 +59,6 @@ def failure(machine: Machine, end: End) -> Problem:
         what += f"; {named.message}"
     elif end.answer is not None:
         what += f"; the last check met: {end.answer}"
-    rows = [(line,) for line in end.lines[-TAIL_LINES:]]
+    telling = [line for line in end.lines if not _NOISE.match(line)]
+    rows = [(line,) for line in telling[-TAIL_LINES:]]
     return Problem(what, "engine", (*rows, log), named.fix if named else f"read {end.log}")
