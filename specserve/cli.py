@@ -8,11 +8,18 @@ from typing import Any
 import click
 
 from specserve import __version__
-from specserve.commands import alerts, bench, config, launch, verify
+from specserve.commands import alerts, bench, check, config, launch, models, plan, sidecar, verify
 from specserve.errors import ExitCode, SpecserveError
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+class _InOrder(click.Group):
+    """Lists its commands in the order in which a user meets them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(cls=_InOrder, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.option("--debug", is_flag=True, help="Verbose log, and the traceback of an error.")
 @click.version_option(__version__, prog_name="specserve")
 @click.pass_context
@@ -21,15 +28,21 @@ def program(context: click.Context, debug: bool) -> None:
     context.obj = {"debug": debug}
 
 
-for command in (
+COMMANDS = (
     launch.launch,
-    config.config,
-    alerts.alerts,
+    check.check,
+    plan.plan,
+    verify.verify,
     bench.bench,
     bench.report,
     bench.trace,
-    verify.verify,
-):
+    sidecar.sidecar,
+    sidecar.probe,
+    alerts.alerts,
+    models.models,
+    config.config,
+)
+for command in COMMANDS:
     program.add_command(command)
 
 
