@@ -16,7 +16,8 @@ from typing import Any
 from specserve import __version__
 from specserve.alert import builtin
 from specserve.alert.evaluate import Evaluation, Evaluator
-from specserve.alert.notify import Notifier
+from specserve.alert.notify import Notifier, Pace
+from specserve.alert.rules import State
 from specserve.config.schema import Settings
 from specserve.families import WINDOWS, key
 from specserve.sidecar import baseline, page, speedup, status
@@ -77,8 +78,10 @@ class Watch:
         self._interval = sidecar.scrape_interval_seconds
         self._client = client_of(settings, self.engine_url, alone=alone)
         self._rules = Evaluator(builtin.rules(settings))
-        identity = {"model_name": settings.served_model_name, "instance": f"{sidecar.host}:{sidecar.port}"}
-        self._notifier = Notifier(settings.alerts.notify, identity={**identity, **settings.alerts.labels})
+        # The machine's name, since the address is loopback or 0.0.0.0 on every one of them.
+        identity = {"model_name": settings.served_model_name, "instance": f"{platform.node()}:{sidecar.port}"}
+        pace = Pace(repeat=settings.alerts.repeat_interval_seconds)
+        self._notifier = Notifier(settings.alerts.notify, identity={**identity, **settings.alerts.labels}, pace=pace)
         folder = Path(sidecar.state_dir) if sidecar.state_dir else state_dir
         self._baseline_path = folder / f"baseline-{settings.server.port}-{baseline.identity(settings)}.json"
         profile = sidecar.benchmark_profile
@@ -177,6 +180,10 @@ class Watch:
         observation = replace(observation, readings=observation.readings | self._outside(facts))
         evaluation = self._rules.evaluate(observation.readings, now=now, at=self._wall())
         self._notifier.publish(evaluation.to_send, now=now)
+        for alert in evaluation.changed:
+            level = logging.WARNING if alert.state is State.FIRING else logging.INFO
+            extra = {"severity": alert.severity, "detail": alert.description, "inhibited_by": alert.inhibited_by}
+            LOG.log(level, "alert %s %s", alert.name, alert.state.value, extra=extra)
         self._seen = _Seen(now, observation, evaluation, facts)
         self._log(observation.assessment)
         if observation.keep_baseline:

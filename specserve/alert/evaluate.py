@@ -47,6 +47,8 @@ class Evaluation:
 
     active: tuple[Alert, ...] = ()
     """Pending and firing alerts, inhibited ones included."""
+    changed: tuple[Alert, ...] = ()
+    """Alerts that began to fire or ended in this round, for the log."""
     to_send: tuple[Alert, ...] = ()
     """What receivers should know now: firing alerts, and those just resolved. Not one that was inhibited throughout."""
 
@@ -55,6 +57,7 @@ class Evaluation:
 class _Tracked:
     instance: Instance = field(default_factory=Instance)
     started_at: float | None = None
+    changed: bool = False
     announced: bool = False
 
 
@@ -84,6 +87,7 @@ class Evaluator:
     def _step(rule: Rule, tracked: _Tracked, seen: Observation, now: float, at: float) -> None:
         before = tracked.instance.state
         tracked.instance = advance(rule, tracked.instance, seen, now)
+        tracked.changed = tracked.instance.state is not before
         if tracked.instance.state is State.FIRING and before is not State.FIRING:
             tracked.started_at = at
         if before is State.RESOLVED:
@@ -104,18 +108,22 @@ class Evaluator:
 def _announce(alerts: Sequence[tuple[Alert, _Tracked]], inhibited_by: Mapping[str, frozenset[str]]) -> Evaluation:
     firing = {alert.name for alert, _ in alerts if alert.state is State.FIRING}
     active: list[Alert] = []
+    changed: list[Alert] = []
     to_send: list[Alert] = []
-    for alert, tracked in alerts:
+    for found, tracked in alerts:
+        inhibitor = min(inhibited_by[found.name] & firing, default=None)
+        alert = replace(found, inhibited_by=inhibitor)
+        if tracked.changed and alert.state in (State.FIRING, State.RESOLVED):
+            changed.append(alert)
         if alert.state is State.RESOLVED:
             to_send += [alert] if tracked.announced else []
             continue
-        inhibitor = min(inhibited_by[alert.name] & firing, default=None)
-        active.append(replace(alert, inhibited_by=inhibitor))
+        active.append(alert)
         if alert.state is State.FIRING and (inhibitor is None or tracked.announced):
             # Who was told of an alert goes on being told: Alertmanager would take silence for its end.
             tracked.announced = True
             to_send.append(alert)
-    return Evaluation(tuple(active), tuple(to_send))
+    return Evaluation(tuple(active), tuple(changed), tuple(to_send))
 
 
 def _alert(rule: Rule, labels: Labels, tracked: _Tracked, at: float) -> Alert:

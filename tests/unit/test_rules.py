@@ -151,8 +151,9 @@ def test_one_alert_for_each_device() -> None:
     evaluator = Evaluator([HOT])
     celsius = "specserve_gpu_temperature_celsius"
     readings = {key(celsius, gpu="0"): 90.0, key(celsius, gpu="1"): 70.0, celsius: 90.0, celsius + "_x": 99.0}
-    (alert,) = evaluator.evaluate(readings, now=0, at=1000).active
-    assert (alert.labels, alert.value) == ((("gpu", "0"),), 90.0)
+    first, second = (evaluator.evaluate(readings, now=now, at=1000 + now) for now in (0, 5))
+    assert [(a.labels, a.value) for a in first.active] == [((("gpu", "0"),), 90.0)]
+    assert (first.changed, second.changed, second.to_send) == (first.active, (), second.active)
 
 
 def test_an_instance_that_vanished_resolves() -> None:
