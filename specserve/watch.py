@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import platform
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
