@@ -27,10 +27,11 @@ header .soft{flex-basis:100%}
 .good{color:var(--good)}.warn{color:var(--warn)}.bad{color:var(--bad)}
 .grid{display:grid;gap:12px;grid-template-columns:repeat(auto-fit,minmax(min(100%,420px),1fr))}
 .card{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:12px;min-width:0}
-.tiles{display:grid;gap:8px;grid-template-columns:repeat(auto-fill,minmax(118px,1fr));margin-bottom:12px}
+.tiles{display:grid;gap:8px;grid-template-columns:repeat(auto-fill,minmax(98px,1fr));margin-bottom:12px}
 .tile{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:8px 10px}
 .tile b{display:block;font-size:1.2rem;font-variant-numeric:tabular-nums}
-.verdict{margin:0 0 6px;overflow-wrap:anywhere}.verdict b{display:inline-block;min-width:4.6em}
+.verdict{margin:0 0 6px;overflow-wrap:anywhere}.verdict b{display:inline-block;min-width:4.2em}
+.verdict b+b{min-width:2.2em}h2 .soft{font-weight:400}
 svg{display:block;width:100%;height:auto}
 svg text{fill:var(--soft);font:12px system-ui,sans-serif}
 .grid-line{stroke:var(--line);stroke-width:1}.ref{stroke:var(--soft);stroke-dasharray:5 4;stroke-width:1.5}
@@ -105,7 +106,7 @@ def _tiles(status: Mapping[str, Any]) -> str:
 def _seconds(value: float | None) -> str:
     if value is None:
         return "-"
-    return f"{value * 1000:.1f} ms" if value < 0.1 else duration(value)
+    return f"{value * 1000:.3g} ms" if value < 0.1 else duration(value)
 
 
 def _verdicts(status: Mapping[str, Any]) -> str:

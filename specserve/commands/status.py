@@ -1,0 +1,154 @@
+"""`specserve status`: what the sidecar knows, on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specserve.commands.options import format_option
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+WINDOWS = ("1m", "5m", "30m")
+
+
+@click.command()
+@click.option("--url", default="http://127.0.0.1:9400", show_default=True, help="Where the sidecar listens.")
+@click.option("--watch", is_flag=True, help="Again every few seconds, until Ctrl-C.")
+@click.option("--interval", default=2.0, show_default=True, help="Seconds between two looks with --watch.")
+@format_option
+def status(url: str, watch: bool, interval: float, output: str) -> None:
+    """State, verdicts, acceptance, latency and alerts of a running server.
+
+    Exit code 0 when the server is ready, 1 when it is not.
+    """
+    import json
+
+    found = _fetch(url)
+    if output == "json":
+        click.echo(json.dumps(found, indent=2, ensure_ascii=False))
+    elif not watch:
+        _show(found)
+    while watch:
+        _again(found, output, interval)
+        found = _fetch(url)
+    if not found["ready"]["ok"]:
+        raise click.exceptions.Exit(1)
+
+
+def _again(found: Mapping[str, Any], output: str, interval: float) -> None:
+    import time
+
+    if output == "text":
+        click.clear()
+        _show(found)
+    time.sleep(interval)
+
+
+def _fetch(url: str) -> dict[str, Any]:
+    import json
+    import urllib.request
+
+    from specserve.errors import EngineLost
+
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    if not url.startswith(("http://", "https://")):
+        raise click.BadParameter(f"{url} is no http URL", param_hint="--url")
+    try:
+        with opener.open(url.rstrip("/") + "/status", timeout=5) as response:
+            found: dict[str, Any] = json.load(response)
+    except (OSError, ValueError) as error:
+        raise EngineLost(
+            f"no sidecar answers ({error}); must be the address of `specserve launch` or `specserve sidecar`",
+            where=url,
+            fix="specserve status --url http://HOST:PORT",
+        ) from error
+    return found
+
+
+def _show(found: Mapping[str, Any]) -> None:
+    from rich.console import Console, Group
+
+    Console().print(Group(*_parts(found)))
+
+
+def _parts(found: Mapping[str, Any]) -> list[RenderableType]:
+    from rich.table import Table
+    from rich.text import Text
+
+    head = Table.grid(padding=(0, 2))
+    method = found["method"] or "none (the target alone)"
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items() if version)
+    for name, value in (
+        ("model", found["model_name"]),
+        ("engine", found["engine_url"]),
+        ("method", method),
+        ("versions", versions),
+        ("state", found["state"] or "not supervised"),
+        ("condition", found["condition"]),
+    ):
+        head.add_row(Text(name, style="dim"), Text(str(value)))
+    for name in ("ready", "live", "started"):
+        verdict = found[name]
+        word = Text("yes" if verdict["ok"] else "no", style="green" if verdict["ok"] else "bold red")
+        head.add_row(Text(name, style="dim"), Text.assemble(word, ("  " + verdict["reason"], "dim")))
+    parts: list[RenderableType] = [head, Text(), _numbers(found["windows"], found["now"])]
+    return [*parts, Text(), *_alerts(found["alerts"])]
+
+
+def _numbers(windows: Mapping[str, Mapping[str, Any]], now: Mapping[str, float]) -> RenderableType:
+    """A row for each quantity, a column for now and each window."""
+    from rich.table import Table
+
+    from specserve.units import duration, percent
+
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    for name in ("", "now", *WINDOWS):
+        table.add_column(name, justify="left" if not name else "right")
+
+    def row(title: str, name: str, text: Any, stat: str | None = None) -> None:
+        cells = [now.get(name)] if stat is None else [None]
+        for window in WINDOWS:
+            value = windows.get(window, {}).get(name)
+            cells.append(value.get(stat) if stat and value else value)
+        if any(cell is not None for cell in cells):
+            table.add_row(title, *("" if cell is None else text(cell) for cell in cells))
+
+    def count(value: float) -> str:
+        return f"{value:,.0f}"
+
+    def number(value: float) -> str:
+        return f"{value:,.2f}"
+
+    row("acceptance rate", "acceptance_rate", percent)
+    row("  of draft tokens", "window_draft_tokens", count)
+    row("mean acceptance length", "mean_acceptance_length", number)
+    row("tokens per step", "tokens_per_step", number)
+    row("estimated speedup", "estimated_speedup_ratio", number)
+    row("output tokens/s", "generation_tokens_per_second", count)
+    row("requests/s", "requests_per_second", number)
+    row("TTFT P50", "time_to_first_token_seconds", duration, "p50")
+    row("TTFT P90", "time_to_first_token_seconds", duration, "p90")
+    row("TPOT P50", "time_per_output_token_seconds", duration, "p50")
+    row("TPOT P90", "time_per_output_token_seconds", duration, "p90")
+    row("prefix cache hits", "prefix_cache_hit_ratio", percent)
+    row("running", "requests_running", count)
+    row("waiting", "requests_waiting", count)
+    row("KV cache in use", "kv_cache_usage_ratio", percent)
+    return table
+
+
+def _alerts(alerts: list[Mapping[str, Any]]) -> list[RenderableType]:
+    from rich.text import Text
+
+    if not alerts:
+        return [Text("no alert is pending or firing", style="dim")]
+    rows: list[RenderableType] = []
+    for alert in sorted(alerts, key=lambda a: (a["state"] != "firing", a["severity"], a["name"])):
+        style = "bold red" if alert["severity"] == "critical" else "yellow"
+        head = Text.assemble((alert["name"], style), f"  {alert['severity']}, {alert['state']}")
+        rows += [head, Text(f"  {alert['summary']}"), Text(f"  {alert['description']}", style="dim")]
+    return rows
