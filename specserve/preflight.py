@@ -133,10 +133,11 @@ def pair_findings(
 ) -> vocabulary.Verdict:
     """Every finding that the checkpoints alone decide. Works with what is there: one unreadable model hides nothing."""
     found: list[Finding] = []
-    native, is_head = native_types(), settings.method not in (None, "draft_model")
+    native = native_types()
     for facts, key in ((target, "target_model"), (draft, "draft_model")):
         if facts is not None:
-            found += consistency.check(_role(settings, facts, key, is_head=is_head and key == "draft_model"), native)
+            is_head = key == "draft_model" and heads.kind_of(facts) not in (None, "draft_model")
+            found += consistency.check(_role(settings, facts, key, is_head=is_head), native)
             found += integrity.check(facts, _expected(settings, key), f"models.{key}", progress)
     if target is not None:
         found += match.target_length(settings, target)
@@ -219,7 +220,7 @@ def _pair_dict(
     return {
         "method": settings.method,
         "target": None if target is None else _model_dict(target),
-        "draft": None if draft is None else _model_dict(draft),
+        "draft": None if draft is None else {"kind": heads.kind_of(draft), **_model_dict(draft)},
         "vocabulary": None if verdict.comparison is None else verdict.comparison.as_dict(),
         "vocabulary_overlap_ratio": verdict.overlap,
     }
@@ -230,7 +231,6 @@ def _model_dict(facts: ModelFacts) -> dict[str, Any]:
         "path": facts.path,
         "revision": facts.revision,
         "architecture": facts.architectures[0] if facts.architectures else None,
-        "kind": heads.kind_of(facts),
         "weights_bytes": facts.total_size_bytes,
         "dtype": match.stored_dtype(facts),
         "quantization": consistency.quantization_of(facts),

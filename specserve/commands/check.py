@@ -13,8 +13,10 @@ import click
 from specserve.commands.options import config_command, format_option
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from specserve.config.load import Loaded
-    from specserve.pair.integrity import Progress
+    from specserve.pair import integrity
     from specserve.preflight import PreflightReport
 
 _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
@@ -75,29 +77,31 @@ def _verdict(report: PreflightReport) -> str:
 
 
 @contextmanager
-def hashing() -> Iterator[Progress]:
+def hashing() -> Iterator[integrity.Progress]:
     """A progress bar on stderr that appears with the first hashed bytes, and only on a terminal."""
     import sys
 
-    bar = None
+    bars: list[Progress] = []
 
     def advance(name: str, n: int) -> None:
-        nonlocal bar
-        if bar is None and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-            bar = Progress(
-                TextColumn("hashing {task.description}"), DownloadColumn(), TransferSpeedColumn(),
-                console=Console(stderr=True), transient=True,
-            )  # fmt: skip
-            bar.start()
-            bar.add_task(name, total=None)
-        if bar is not None:
+        if not bars and sys.stderr.isatty():
+            bars.append(_bar(name))
+        for bar in bars:
             bar.update(bar.task_ids[0], description=name, advance=n)
 
     try:
         yield advance
     finally:
-        if bar is not None:
+        for bar in bars:
             bar.stop()
+
+
+def _bar(name: str) -> Progress:
+    from rich.console import Console
+    from rich.progress import DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), DownloadColumn(), TransferSpeedColumn())
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    bar.start()
+    bar.add_task(name, total=None)
+    return bar

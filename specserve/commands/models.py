@@ -13,6 +13,7 @@ from specserve.commands.options import config_command
 if TYPE_CHECKING:
     from specserve.config.load import Loaded
     from specserve.config.schema import Settings
+    from specserve.findings import Finding
     from specserve.pair.facts import ModelFacts
 
 
@@ -43,7 +44,8 @@ def verify(loaded: Loaded) -> None:
     from specserve.pair import integrity
 
     settings = loaded.settings
-    facts, found = _facts(settings), []
+    facts = _facts(settings)
+    found: list[Finding] = []
     path = integrity.lock_path(loaded.path)
     expected = {key: getattr(settings.models, key).sha256 for key in facts}
     if not path.exists() and not any(expected.values()):
@@ -74,7 +76,8 @@ def pull(loaded: Loaded) -> None:
 
 def _pull(settings: Settings, path: str, revision: str | None) -> Path:
     from specserve.errors import ConfigError
-    from specserve.pair import facts, pull as pulling
+    from specserve.pair import facts
+    from specserve.pair import pull as pulling
 
     store = Path(settings.models.store).expanduser() if settings.models.store else None
     if "://" in path:

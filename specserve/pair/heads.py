@@ -67,7 +67,10 @@ def check(settings: Settings, target: ModelFacts, draft: ModelFacts) -> Iterator
     if mismatch := _wrong_kind(method, kind):
         yield mismatch
         return
-    yield from _speculators(settings, target, draft)
+    format_problems = list(_speculators(settings, target, draft))
+    yield from format_problems
+    if any(f.code == "head-config" for f in format_problems):
+        return
     head = head_of(draft)
     k = settings.speculative_decoding.num_speculative_tokens
     checks: dict[str, Callable[[], Iterator[Finding]]] = {

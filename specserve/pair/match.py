@@ -116,7 +116,9 @@ def _context(settings: Settings, target: ModelFacts, draft: ModelFacts, *, is_he
     if served is None or theirs is None or theirs >= served:
         return
     what = "the head was trained up to" if is_head else "the draft's context is"
-    effect = "acceptance beyond that is unproven" if is_head else "longer sequences are served without speculation"
+    effect = "acceptance beyond that is unproven"
+    if not is_head:  # vLLM 0.32, gpu_model_runner._input_fits_in_drafter: the longest sequence of a step decides
+        effect = "while one longer sequence runs, nothing is drafted for its whole batch"
     message = f"{what} {theirs} tokens, {served} are served; {effect}"
     yield Finding(
         "draft-context", "warning", DRAFT, message, f"set engine.max_model_len: {theirs}, if requests allow it"

@@ -20,7 +20,7 @@ def destination(store: Path, path: str, revision: str | None) -> Path:
     >>> str(destination(Path("/models"), "s3://bucket/llm/big/", None))
     '/models/llm--big'
     """
-    parts = [p for p in path.split("://")[-1].strip("/").split("/") if p not in (".", "..")]
+    parts = [p for p in path.rsplit("://", maxsplit=1)[-1].strip("/").split("/") if p not in (".", "..")]
     name = "--".join(parts[-2:])
     return store / (f"{name}@{revision[:12]}" if revision else name)
 

@@ -91,23 +91,21 @@ def compare(target: Tokenizer, draft: Tokenizer) -> Comparison:
 
 
 def _ordinary(target: Tokenizer, draft: Tokenizer) -> tuple[list[tuple[int, str | None, str | None]], int]:
-    """Ids whose token differs, leaving out ids that either side uses for an added or reserved token."""
-    if target.base == draft.base:
+    """Ids that mean another token to each, where at least one of the two is an ordinary token."""
+    if target.base == draft.base and target.added == draft.added:
         return [], 0
-    odd = dict(target.base.items() ^ draft.base.items())
-    ids = {i for t, i in odd.items()} | {m[t] for t in odd for m in (target.base, draft.base) if t in m}
-    reserved = set(target.added.values()) | set(draft.added.values())
-    ours, theirs = _by_id(target.base, ids), _by_id(draft.base, ids)
-    wrong = sorted(i for i in ids - reserved if ours.get(i) != theirs.get(i) and not _both_reserved(ours, theirs, i))
+    ours, theirs = _by_id(target), _by_id(draft)
+    wrong = [i for i in ours.keys() | theirs.keys() if ours.get(i) != theirs.get(i)]
+    wrong = sorted(i for i in wrong if _is_ordinary(target, ours.get(i)) or _is_ordinary(draft, theirs.get(i)))
     return [(i, ours.get(i), theirs.get(i)) for i in wrong[:_MAX_LISTED]], len(wrong)
 
 
-def _by_id(base: Mapping[str, int], ids: set[int]) -> dict[int, str]:
-    return {i: t for t, i in base.items() if i in ids}
+def _by_id(tokenizer: Tokenizer) -> dict[int, str]:
+    return {i: t for t, i in (*tokenizer.base.items(), *tokenizer.added.items())}
 
 
-def _both_reserved(ours: Mapping[int, str], theirs: Mapping[int, str], i: int) -> bool:
-    return all(t is None or _looks_reserved(t) for t in (ours.get(i), theirs.get(i)))
+def _is_ordinary(tokenizer: Tokenizer, token: str | None) -> bool:
+    return token is not None and token not in tokenizer.added and not _looks_reserved(token)
 
 
 def _looks_reserved(token: str) -> bool:
@@ -122,13 +120,11 @@ def _looks_reserved(token: str) -> bool:
 
 
 def _added(target: Tokenizer, draft: Tokenizer) -> tuple[str, ...]:
-    ours, theirs = {**target.added}, {**draft.added}
-    names = {
-        token
-        for token in ours.keys() | theirs.keys()
-        if ours.get(token, target.base.get(token)) != theirs.get(token, draft.base.get(token))
-    }
-    return tuple(sorted(names))
+    def id_in(tokenizer: Tokenizer, token: str) -> int | None:
+        return tokenizer.added.get(token, tokenizer.base.get(token))
+
+    names = target.added.keys() | draft.added.keys()
+    return tuple(sorted(t for t in names if id_in(target, t) != id_in(draft, t)))
 
 
 def _sample(target: Tokenizer, draft: Tokenizer) -> tuple[int | None, bool]:
@@ -195,7 +191,7 @@ def check(
         *(_sizes(target, draft, comparison) if sizes_matter else ()),
         *_tokens(comparison),
         *_rules(comparison),
-        *_special(target, draft),
+        *([] if comparison.ordinary_difference_count else _special(target, draft)),
     ]
     return Verdict((*problems, *found), comparison)
 
