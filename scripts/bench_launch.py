@@ -34,13 +34,14 @@ from random import Random
 import psutil
 from models import text
 
-from specserve.engine.client import EngineClient, EngineError, collect
+from specserve.engine.client import EngineClient, EngineError, Streamed, collect
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "configs" / "tiny-pair.yaml"
 START_SECONDS = 400
 CONCURRENCY = 16
 TOKENS = 100
+WARM_UP = 4
 
 
 @dataclass(frozen=True)
@@ -128,35 +129,31 @@ def _until(happened: Callable[[], bool], process: subprocess.Popen[bytes], log: 
 
 
 def one_by_one(first: Server, second: Server, requests: int) -> dict[str, float | list[float]]:
-    """TTFT and TPOT of `first` over `second`: ratio of medians, with a 95 % bootstrap interval."""
-    times: dict[int, list[tuple[float, float]]] = {0: [], 1: []}
-    for number, sample in enumerate(text.held_out(requests + 4)):
+    """TTFT and TPOT of `first` over `second`: the median ratio of the same prompt, with a 95 % bootstrap interval."""
+    pairs: list[tuple[Streamed, Streamed]] = []
+    for number, sample in enumerate(text.held_out(requests + WARM_UP)):
+        answers: dict[int, Streamed] = {}
         for arm in (0, 1) if number % 2 == 0 else (1, 0):
-            answer = collect(
-                (first, second)[arm].client.stream(
-                    sample.prompt, max_tokens=TOKENS, temperature=0, ignore_eos=True, timeout=60
-                )
+            chunks = (first, second)[arm].client.stream(
+                sample.prompt, max_tokens=TOKENS, temperature=0, ignore_eos=True, timeout=60
             )
-            if number >= 4 and answer.ttft_seconds and answer.tpot_seconds:  # the first four warm up
-                times[arm].append((answer.ttft_seconds, answer.tpot_seconds))
+            answers[arm] = collect(chunks)
+        if number >= WARM_UP:
+            pairs.append((answers[0], answers[1]))
     found: dict[str, float | list[float]] = {}
-    for index, name in enumerate(("ttft", "tpot")):
-        a, b = ([pair[index] for pair in times[arm]] for arm in (0, 1))
-        found[f"{name}_seconds"] = [statistics.median(a), statistics.median(b)]
-        found[f"{name}_ratio"] = statistics.median(a) / statistics.median(b)
-        found[f"{name}_ratio_95"] = _interval(a, b)
+    for name in ("ttft_seconds", "tpot_seconds"):
+        times = [(getattr(a, name), getattr(b, name)) for a, b in pairs]
+        ratios = [a / b for a, b in times if a is not None and b is not None]
+        found[name] = [statistics.median(t[arm] for t in times) for arm in (0, 1)]
+        found[name.replace("seconds", "ratio")] = statistics.median(ratios)
+        found[name.replace("seconds", "ratio_95")] = _interval(ratios)
     return found
 
 
-def _interval(a: Sequence[float], b: Sequence[float], draws: int = 2000) -> list[float]:
-    """Both arms answered the same prompts, so a draw takes pairs."""
+def _interval(ratios: Sequence[float], draws: int = 2000) -> list[float]:
     rng = Random(0)
-    ratios = []
-    for _ in range(draws):
-        picks = rng.choices(range(min(len(a), len(b))), k=len(a))
-        ratios.append(statistics.median(a[i] for i in picks) / statistics.median(b[i] for i in picks))
-    ratios.sort()
-    return [ratios[int(draws * 0.025)], ratios[int(draws * 0.975)]]
+    medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(draws))
+    return [medians[int(draws * 0.025)], medians[int(draws * 0.975)]]
 
 
 def block(server: Server, seed: int) -> float:
@@ -223,7 +220,7 @@ def _rounded(value: object) -> object:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=100, help="single requests per arm")
+    parser.add_argument("--requests", type=int, default=200, help="single requests per arm")
     parser.add_argument("--rounds", type=int, default=4, help="blocks of 32 requests per arm")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
