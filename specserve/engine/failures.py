@@ -125,7 +125,7 @@ def _out_of_memory(lines: Sequence[str]) -> Failure | None:
         if _OOM.search(line):
             cause, when, fix = _OOM_PHASES.get(doing or "", _OOM_ELSE)
             return Failure(cause, f"memory ran out {when}", fix, line.strip()[:400])
-        doing = logs.phase(line) or doing
+        doing = logs.advance(doing, line)
     return None
 
 

@@ -14,25 +14,27 @@ from typing import Any
 from specserve.units import GIB
 
 _PHASES = {
-    "starting server": r"Starting vLLM (?:API )?server|Started server process|Waiting for application startup",
-    "warming up": r"Warming up|[Ww]armup",
-    "capturing graphs": r"Graph capturing|[Cc]apturing\b.*(?:graph|model)|Profiling CUDA graph memory",
-    "profiling memory": (
-        r"KV cache size: |Available KV cache memory|[Mm]emory profiling|Initial free memory|Total non KV cache memory"
+    "importing": (
+        r"Initializing an? V1 LLM engine|non-default args|Resolved architecture|Automatically detected platform|"
+        r"Using max model len|[Cc]hunked prefill is enabled"
     ),
-    "compiling": r"torch\.compile|Dynamo bytecode transform|Compiling a graph|Inductor",
-    "loading draft": r"Loading draft(?:er)? model|Detected EAGLE|Detected MTP|Sharing target model|Loading speculator",
     "loading target weights": (
         r"Starting to load model|Loading model from scratch|Loading safetensors|Loading weights took|"
         r"Model loading took|Loading pt checkpoint"
     ),
-    "importing": (
-        r"Initializing an? V1 LLM engine|Resolved architecture|Automatically detected platform|"
-        r"version \d|non-default args|Using max model len|[Cc]hunked prefill is enabled"
+    "loading draft": r"Loading draft(?:er)? model|Detected EAGLE|Detected MTP|Sharing target model|Loading speculator",
+    "compiling": r"torch\.compile (?:takes|and|took)|Dynamo bytecode transform|Compiling a graph",
+    "profiling memory": (
+        r"KV cache size: |Available KV cache memory|GiB\)? (?:GiB )?for KV cache|Initial free memory|"
+        r"Total non KV cache memory"
     ),
+    "capturing graphs": r"Graph capturing|[Cc]apturing\b.*(?:graph|model)|Profiling CUDA graph memory",
+    "warming up": r"Warming up|init engine \(profile",
+    "starting server": r"Starting vLLM (?:API )?server|Started server process|Waiting for application startup",
 }
-PHASES = tuple((name, re.compile(pattern)) for name, pattern in _PHASES.items())
-"""Later phases first: the first pattern that is found names the line's phase."""
+PHASES = tuple(_PHASES)
+"""In the order in which an engine goes through them."""
+_PATTERNS = tuple((name, re.compile(pattern)) for name, pattern in _PHASES.items())
 
 
 def phase(line: str) -> str | None:
@@ -41,12 +43,25 @@ def phase(line: str) -> str | None:
     >>> phase("INFO 11-29 [gpu_model_runner.py:4] Starting to load model Qwen/Qwen3-8B...")
     'loading target weights'
     """
-    return next((name for name, pattern in PHASES if pattern.search(line)), None)
+    return next((name for name, pattern in _PATTERNS if pattern.search(line)), None)
+
+
+def advance(current: str | None, line: str) -> str | None:
+    """The phase after a line, never going back: the draft's weights are announced in the target's words.
+
+    >>> advance("loading draft", "Loading weights took 0.1 seconds"), advance(None, "Loading drafter model...")
+    ('loading draft', 'loading draft')
+    """
+    found = phase(line)
+    if found is None or (current is not None and PHASES.index(found) < PHASES.index(current)):
+        return current
+    return found
 
 
 @dataclass(frozen=True)
 class EngineReport:
-    """What the engine said about itself while loading. Per GPU, of the first worker that spoke."""
+    """What the engine said about itself while loading. Per GPU: of the first worker that spoke, and for the KV cache
+    of the one with the least memory."""
 
     model_loading_bytes: int | None = None
     """Memory that weights took, target and draft together where the engine counts both."""
@@ -56,6 +71,8 @@ class EngineReport:
     """Requests of the full context that fit at once."""
     max_concurrency_tokens: int | None = None
     """The context that ``max_concurrency`` was reckoned for."""
+    peak_activation_bytes: int | None = None
+    """Most memory of the trial run above the weights."""
     graph_capture_bytes: int | None = None
     max_model_len: int | None = None
     runner: str | None = None
@@ -63,16 +80,20 @@ class EngineReport:
 
 
 _NUMBER = r"([0-9][0-9,]*(?:\.[0-9]+)?)"
-_UNITS = {"GiB": GIB, "GB": GIB, "MiB": 1024**2, "MB": 1024**2}
 _BYTES = {
-    "model_loading_bytes": re.compile(rf"Model loading took {_NUMBER} (GiB|GB|MiB|MB)"),
-    "available_kv_bytes": re.compile(rf"Available KV cache memory: {_NUMBER} (GiB|GB|MiB|MB)"),
-    "graph_capture_bytes": re.compile(rf"Graph capturing finished in .*took {_NUMBER} (GiB|GB|MiB|MB)"),
+    "model_loading_bytes": re.compile(rf"Model loading took {_NUMBER} ?(GiB|GB)"),
+    "available_kv_bytes": re.compile(
+        rf"Available KV cache memory: {_NUMBER} ?(GiB)|(?:Explicitly|Auto) set \({_NUMBER}/[0-9.]+\) (GiB) for KV cache"
+    ),
+    "peak_activation_bytes": re.compile(
+        rf"{_NUMBER} ?(GiB) for peak activation|torch peak memory increase: {_NUMBER} ?(GiB)"
+    ),
+    "graph_capture_bytes": re.compile(rf"Graph capturing finished in .*took {_NUMBER} ?(GiB|GB)"),
 }
 _TOKENS = re.compile(rf"KV cache size: {_NUMBER} tokens")
 _CONCURRENCY = re.compile(rf"Maximum concurrency for {_NUMBER} tokens per request: {_NUMBER}x")
 _MODEL_LEN = re.compile(rf"Using max model len {_NUMBER}")
-_RUNNER = re.compile(r"Using (V[12]) Model Runner|Model Runner (V2) does not yet support", re.IGNORECASE)
+_RUNNER = re.compile(r"Using (V2) Model Runner|using the (V1) model runner instead")
 
 
 def _plain(text: str) -> float:
@@ -80,22 +101,27 @@ def _plain(text: str) -> float:
 
 
 def read_report(lines: Iterable[str]) -> EngineReport:
-    """Everything a log says about the engine's memory; the first mention of each counts.
+    """Everything a log says about the engine's memory.
 
     >>> read_report(["GPU KV cache size: 619,202 tokens"]).kv_cache_tokens
     619202
     """
     found: dict[str, Any] = {}
+    least: list[int] = []
     for line in lines:
-        found = _read(line) | found
-    return EngineReport(**found)
+        new = _read(line)
+        if "available_kv_bytes" in new:
+            least.append(new.pop("available_kv_bytes"))
+        found = new | found
+    return EngineReport(**found, available_kv_bytes=min(least, default=None))
 
 
 def _read(line: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, pattern in _BYTES.items():
         if match := pattern.search(line):
-            found[key] = round(_plain(match.group(1)) * _UNITS[match.group(2)])
+            number = next(group for group in match.groups() if group)
+            found[key] = round(_plain(number) * GIB)  # older versions write GB and mean GiB
     if match := _TOKENS.search(line):
         found["kv_cache_tokens"] = int(_plain(match.group(1)))
     if match := _CONCURRENCY.search(line):
@@ -104,5 +130,5 @@ def _read(line: str) -> dict[str, Any]:
     if match := _MODEL_LEN.search(line):
         found["max_model_len"] = int(_plain(match.group(1)))
     if match := _RUNNER.search(line):
-        found["runner"] = "v1" if match.group(2) else str(match.group(1)).lower()
+        found["runner"] = (match.group(1) or match.group(2)).lower()
     return found
