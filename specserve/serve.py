@@ -211,7 +211,11 @@ class _Run:
         server, argv = self._launch.settings.server, self._launch.command.argv
         child = Child(argv, self._launch.env, self._line)
         record = leftovers.record_of(child.pid, port=server.port, command=argv, log=str(self._launch.log))
-        self._record = record.write(self._launch.folder)
+        try:
+            self._record = record.write(self._launch.folder)
+        except OSError:
+            child.kill()
+            raise
         return child
 
     def _line(self, raw: str) -> None:

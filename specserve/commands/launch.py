@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -92,10 +93,10 @@ class Display:
         from specserve.serve import Reporter
 
         return Reporter(
-            note=click.echo,
+            note=_say,
             finding=_finding,
             phase=self.phase,
-            engine_line=lambda line: click.echo(f"engine: {line}", err=True),
+            engine_line=lambda line: _say(f"engine: {line}", err=True),
             changed=self._changed,
             ready=self._ready,
         )
@@ -105,17 +106,17 @@ class Display:
         if self._status is not None:
             self._status.update(f"{name} ({seconds:.0f} s)")
         elif name != self._phase or seconds - self._shown >= STILL_SECONDS:
-            click.echo(f"{seconds:6.1f} s  {name}")
+            _say(f"{seconds:6.1f} s  {name}")
             self._phase, self._shown = name, seconds
 
     def _changed(self, state: State, reason: str) -> None:
         """Stops and restarts are said; that it starts and is ready is seen."""
         if state in ("stopping", "backoff", "stopped"):
-            click.echo(reason)
+            _say(reason)
 
     def _ready(self, serving: Serving) -> None:
         self._still()
-        click.echo(block(serving))
+        _say(block(serving))
 
     def _still(self) -> None:
         if self._status is not None:
@@ -123,10 +124,16 @@ class Display:
             self._status = None
 
 
+def _say(text: str, *, err: bool = False) -> None:
+    """Print. A reader that went away, or a closed terminal, is no reason to stop serving."""
+    with contextlib.suppress(OSError, ValueError):
+        click.echo(text, err=err)
+
+
 def _finding(finding: Finding) -> None:
     fix = f"\n  Fix: {finding.fix}" if finding.fix else ""
     if finding.severity != "info":
-        click.echo(f"{finding.severity.capitalize()}: {finding.where}: {finding.message}{fix}", err=True)
+        _say(f"{finding.severity.capitalize()}: {finding.where}: {finding.message}{fix}", err=True)
 
 
 def block(serving: Serving) -> str:

@@ -166,7 +166,10 @@ class Child:
             return
         line = raw[:LINE_BYTES].decode("utf-8", "replace") + (" ..." if len(raw) > LINE_BYTES else "")
         self._tail.add(line)
-        self._sink(line)
+        try:
+            self._sink(line)
+        except (OSError, ValueError):  # a terminal that went away, a file that was closed: the pipe must be drained
+            return
 
 
 def exit_cause(status: int) -> str:

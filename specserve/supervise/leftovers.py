@@ -27,19 +27,33 @@ COMMAND_CHARACTERS = 160
 
 
 def runtime_folder(environ: Mapping[str, str]) -> Path:
-    """Where records and engine logs lie: ``$XDG_RUNTIME_DIR/specserve``, else ``specserve-UID`` in the temp folder."""
-    xdg = Path(environ.get("XDG_RUNTIME_DIR") or "/nonexistent")
-    if xdg.is_dir() and os.access(xdg, os.W_OK):
-        return xdg / "specserve"
+    """Where records and engine logs lie: ``$XDG_STATE_HOME/specserve/run``, by default under ``~/.local/state``; where
+    that cannot be written, ``specserve-UID`` in the temp folder.
+
+    Not ``$XDG_RUNTIME_DIR``: a service and a login of the same user have different ones and would not see each
+    other's engines. The temp folder comes last because cleaners empty it under a long run.
+    """
+    home, state = environ.get("HOME"), environ.get("XDG_STATE_HOME")
+    root = Path(state) if state else Path(home) / ".local" / "state" if home else None
+    if root is not None and _writable(root):
+        return root / "specserve" / "run"
     return Path(environ.get("TMPDIR") or tempfile.gettempdir()) / f"specserve-{os.getuid()}"
 
 
+def _writable(folder: Path) -> bool:
+    """Whether it can be written, or made."""
+    there = next((p for p in (folder, *folder.parents) if p.exists()), folder)
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+
+
 def make_private(folder: Path) -> None:
-    """Make it, readable by its owner alone. Raises ConfigError when somebody else owns it: the temp folder is
-    everybody's, and what lies in ours decides which processes ``--reap`` ends."""
+    """Make it, for its owner alone. Raises ConfigError when somebody else owns it: the temp folder is everybody's,
+    and what lies in ours decides which processes ``--reap`` ends."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         facts = folder.lstat()
+        if facts.st_uid == os.getuid() and facts.st_mode & 0o077:
+            folder.chmod(0o700)
     except OSError as error:
         raise ConfigError(
             f"cannot be made ({error.strerror}); specserve keeps its records there",
@@ -60,6 +74,8 @@ class Record:
 
     session: int
     """Pid of the engine's first process, which is also its session."""
+    host: str
+    """A home folder may be shared by machines, and pids are not."""
     session_started: float
     supervisor: int
     supervisor_started: float
@@ -69,7 +85,7 @@ class Record:
 
     def write(self, folder: Path) -> Path:
         """Store it, whole or not at all."""
-        path = folder / f"engine-{self.session}.json"
+        path = folder / f"engine-{self.host}-{self.session}.json"
         fresh = path.with_suffix(".new")
         fresh.write_text(json.dumps(asdict(self)), encoding="utf-8")
         fresh.replace(path)
@@ -107,6 +123,7 @@ def record_of(session: int, *, port: int, command: Sequence[str], log: str) -> R
     me = os.getpid()
     return Record(
         session=session,
+        host=socket.gethostname(),
         session_started=started_at(session) or psutil.Process(me).create_time(),
         supervisor=me,
         supervisor_started=psutil.Process(me).create_time(),
@@ -120,7 +137,7 @@ def find(folder: Path) -> list[Leftover]:
     """Every leftover of this folder's records. Records of engines that are gone are deleted on the way."""
     found = []
     for path, record in _records(folder):
-        if _same(record.supervisor, record.supervisor_started):
+        if record.host != socket.gethostname() or _same(record.supervisor, record.supervisor_started):
             continue
         pids = _members(record)
         if pids:
@@ -168,7 +185,8 @@ def _taken(folder: Path, host: str, port: int, error: OSError) -> Problem:
     where = f"server.port {port}"
     if not isinstance(error, socket.gaierror) and error.errno == 98:
         holders = list(_listeners(port))
-        ours = {r.session for _, r in _records(folder) if r.port == port}
+        here = socket.gethostname()
+        ours = {r.session for _, r in _records(folder) if r.port == port and r.host == here}
         rows = tuple(
             (f"pid {p}", ("another specserve's engine: " if os.getsid(p) in ours else "") + _command(p))
             for p in holders

@@ -66,12 +66,13 @@ class Supervisor:
         *,
         clock: Callable[[], float] = time.monotonic,
         tick_seconds: float = TICK_SECONDS,
-        check_seconds: float = 0.25,
+        ready_seconds: float = 0.25,
+        alive_seconds: float = 1.0,
     ) -> None:
         self.machine = Machine()
         self.child: Child | None = None
         self._hooks, self._limits, self._clock = hooks, limits, clock
-        self._tick, self._pause = tick_seconds, check_seconds
+        self._tick, self._pauses = tick_seconds, (ready_seconds, alive_seconds)
         self._queue: queue.SimpleQueue[int | _Answer] = queue.SimpleQueue()
 
     def run(self) -> Machine:
@@ -146,16 +147,27 @@ class Supervisor:
 
     def _ask(self, child: Child) -> None:
         """In a thread of its own: a check that hangs must not keep the loop from a signal."""
-        check = self._hooks.check_ready
-        while self.child is child and child.poll() is None:
-            event = check()
+        bug = state.Failed(
+            "specserve's own readiness check failed, a bug", retry=False, fix="report the traceback above"
+        )
+        event: state.Event | None = bug
+        try:
+            event = self._until_decided(child, self._hooks.check_ready, self._pauses[0])
+        finally:
             if event is not None:
                 self._queue.put(_Answer(child.pid, event))
-            if isinstance(event, state.Ready):
-                check = self._hooks.check_alive
-            elif isinstance(event, state.Failed):
-                return
-            time.sleep(self._pause)
+        if isinstance(event, state.Ready):
+            event = self._until_decided(child, self._hooks.check_alive, self._pauses[1])
+            if event is not None:
+                self._queue.put(_Answer(child.pid, event))
+
+    def _until_decided(self, child: Child, check: Check, pause: float) -> state.Event | None:
+        """Ask until there is an answer; None when the child has gone before."""
+        while self.child is child and child.poll() is None:
+            if (event := check()) is not None:
+                return event
+            time.sleep(pause)
+        return None
 
 
 @contextmanager

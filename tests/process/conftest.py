@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import sys
@@ -64,15 +63,14 @@ sidecar: {{enabled: false}}
 @pytest.fixture
 def launch(tmp_path, free_port, monkeypatch) -> Iterator[Callable[..., Program]]:
     """``launch("--stub-hang")`` is the launch command with the stub in vLLM's place; --set and --reap work."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     started: list[Program] = []
 
-    def go(*flags: object, port: int = free_port) -> Program:
+    def go(*flags: object, port: int = free_port, through: str | None = None) -> Program:
         config = tmp_path / f"config-{port}.yaml"
         config.write_text(CONFIG.format(port=port), encoding="utf-8")
         argv = [sys.executable, str(DRIVER), str(config), *map(str, flags)]
-        program = start(argv, tmp_path / f"launch-{len(started)}.log", port)
+        program = start(argv, tmp_path / f"launch-{len(started)}.log", port, through=through)
         started.append(program)
         return program
 
@@ -86,4 +84,4 @@ def launch(tmp_path, free_port, monkeypatch) -> Iterator[Callable[..., Program]]
 @pytest.fixture
 def records(tmp_path) -> Callable[[], list[str]]:
     """Names of the run records in the runtime folder."""
-    return lambda: sorted(p.name for p in (tmp_path / f"specserve-{os.getuid()}").glob("engine-*.json"))
+    return lambda: sorted(p.name for p in (tmp_path / "specserve" / "run").glob("engine-*.json"))

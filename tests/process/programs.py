@@ -78,8 +78,15 @@ class Program:
             pytest.fail(f"still running after {seconds} s:\n{self.output}")
 
 
-def start(argv: list[str], path: Path, port: int) -> Program:
-    """Start a program in a session of its own."""
+def start(argv: list[str], path: Path, port: int, *, through: str | None = None) -> Program:
+    """Start a program in a session of its own. ``through`` is a command that reads its stdout, as behind a pipe."""
     with path.open("wb") as out:
-        process = subprocess.Popen(argv, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+        if through is None:
+            process = subprocess.Popen(argv, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+            return Program(process, path, port)
+        reader = subprocess.Popen(through.split(), stdin=subprocess.PIPE, stdout=out)
+    assert reader.stdin is not None
+    with reader.stdin as pipe:
+        process = subprocess.Popen(argv, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True)
+    reader.wait()
     return Program(process, path, port)

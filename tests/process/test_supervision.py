@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 
@@ -111,8 +110,9 @@ def test_restarts_back_off_and_then_give_up(launch):
 
 def test_term_drains_running_requests_and_refuses_new_ones(launch):
     """Eight streams in flight end with [DONE]; a ninth gets 503; exit code 0."""
-    program = launch("--stub-step", 0.05, "--stub-acceptance", 0)
+    program = launch()
     program.says("engine log")
+    program.control(step=0.05, acceptance="0")
     answers: list = []
     threads = [complete(program.url, answers) for _ in range(8)]
     wait_until(lambda: program.control()["in_flight"] == 8)
@@ -236,6 +236,15 @@ def test_megabytes_on_stderr_do_not_block_the_engine(launch, tmp_path):
     program.says("engine log")
     program.signal(signal.SIGTERM)
     assert program.ends() == 0
-    log = (tmp_path / f"specserve-{os.getuid()}" / "engine.log").read_text()
+    log = (tmp_path / "specserve" / "run" / "engine.log").read_text()
     assert log.count("e" * 99 + "\n") == 2**20 // 100
     assert "x" * 4000 + " ...\n" in log
+
+
+def test_a_reader_that_goes_away_does_not_end_the_server(launch):
+    """`specserve launch | grep -m 1 Ready`: the pipe breaks, requests are served on, and the drain works."""
+    program = launch(through="grep -m 1 Ready")
+    assert program.output == "Ready\n"
+    assert requests.post(f"{program.url}/v1/completions", json={"max_tokens": 1}, timeout=5).ok
+    program.signal(signal.SIGTERM)
+    assert program.ends() == 0
