@@ -178,6 +178,8 @@ class _Draft:
     sums: dict[str, float] = field(default_factory=dict)
 
     def done(self, engine: str, model_name: str | None) -> EngineSample:
+        for found in (self.values, self.buckets, self.sums):
+            _settle(found)
         positions = (
             tuple(self.positions.get(i, 0.0) for i in range(max(self.positions) + 1)) if self.positions else None
         )

@@ -53,15 +53,15 @@ def readings(window: Window, seconds: float) -> dict[str, float]:
     label = window_label(seconds)
     found: dict[str, float | None] = {"window_seconds": span.seconds, **_speculation(span), **_traffic(span)}
     out = {key(f"specserve_{name}", window=label): value for name, value in found.items() if value is not None}
-    out |= _positions(span, label) | _latencies(span, label) | _http(span, label) | _engines(span, label)
-    return out
+    if found["window_requests"] or found["window_generation_tokens"]:  # else the latencies are our own canaries'
+        out |= _latencies(span, label)
+    return out | _positions(span, label) | _http(span, label) | _engines(span, label)
 
 
 def _speculation(span: Span) -> dict[str, float | None]:
     drafts, drafted, accepted = span["drafts"], span["draft_tokens"], span["accepted_tokens"]
-    generated = span["generation_tokens"]
+    generated = span.generated
     length = ratio(accepted, drafts)
-    own = accepted is not None and generated is not None
     return {
         "window_draft_tokens": drafted,
         "window_drafts": drafts,
@@ -71,16 +71,14 @@ def _speculation(span: Span) -> dict[str, float | None]:
         "draft_tokens_per_second": span.rate("draft_tokens"),
         "accepted_tokens_per_second": span.rate("accepted_tokens"),
         "accepted_output_ratio": ratio(accepted, generated),
-        "tokens_per_step": ratio(generated, (generated or 0.0) - (accepted or 0.0)) if own else None,
+        "tokens_per_step": None if accepted is None else ratio(generated, max(0.0, (generated or 0.0) - accepted)),
     }
 
 
 def _traffic(span: Span) -> dict[str, float | None]:
     finished = span.starting("finished/")
     requests = max(0.0, sum(finished.values()) - (span["own/requests"] or 0.0)) if finished else None
-    generated = span["generation_tokens"]
-    if generated is not None:
-        generated = max(0.0, generated - (span["own/tokens"] or 0.0))
+    generated = span.generated
     at_limit = max(0.0, finished.get("length", 0.0) - (span["own/requests"] or 0.0)) if finished else None
     return {
         "window_generation_tokens": generated,

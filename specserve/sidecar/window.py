@@ -66,6 +66,12 @@ class Span:
         added = self[name]
         return None if added is None or self.seconds <= 0 else added / self.seconds
 
+    @property
+    def generated(self) -> float | None:
+        """Output tokens, without those of own canaries."""
+        tokens = self["generation_tokens"]
+        return None if tokens is None else max(0.0, tokens - (self["own/tokens"] or 0.0))
+
     def starting(self, prefix: str) -> dict[str, float]:
         """Name after the prefix -> what was added, of all counters that begin so."""
         return {n.removeprefix(prefix): self[n] or 0.0 for n in self._at if n.startswith(prefix)}
@@ -181,9 +187,9 @@ class Window:
                     entry[index] += added
 
     def _remember(self, now: float) -> None:
-        """Entries closer together than the longest window can hold replace each other; old ones go."""
+        """Entries closer together than the longest window needs replace each other; old ones go."""
         longest = max(self.spans_seconds)
-        if len(self._history) >= 2 and now - self._history[-2][0] < longest / MAX_ENTRIES:
+        if len(self._history) >= 2 and now - self._history[-2][0] < longest / (MAX_ENTRIES // 2):
             self._history.pop()
         self._history.append((now, array("d", self._totals)))
         while len(self._history) > 2 and self._history[1][0] <= now - longest:
