@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,11 +17,11 @@ from specserve.config.schema import Settings
 from specserve.engine import args, environment, introspect, logs, repairs
 from specserve.engine.client import EngineClient
 from specserve.errors import PreflightRefused
-from specserve.findings import Finding
 from specserve.supervise import leftovers
 from specserve.supervise.child import Child, session_members
 from specserve.supervise.output import EngineLog, Troubles
 from specserve.supervise.readiness import Readiness
+from specserve.supervise.report import Reporter, Serving
 from specserve.supervise.state import Event, Failed, Limits, Machine, State
 from specserve.supervise.supervisor import Hooks, Supervisor
 from specserve.supervise.verdict import End, judge
@@ -35,38 +35,6 @@ DRAIN_MARGIN_SECONDS = 10.0
 """On top of the engine's own drain time: after its last request it still frees the GPU."""
 
 _log = logging.getLogger("specserve.serve")
-
-
-@dataclass(frozen=True)
-class Serving:
-    """What is known once the server is ready. None where the engine did not say."""
-
-    url: str
-    model: str
-    method: str | None
-    num_speculative_tokens: int | None
-    kv_cache_tokens: int | None
-    ready_seconds: float
-    sidecar_url: str | None
-    log: Path
-
-
-def _silent(*_: object) -> None:
-    pass
-
-
-@dataclass(frozen=True)
-class Reporter:
-    """Whom to tell. Each may be called from another thread than the main one."""
-
-    note: Callable[[str], None] = _silent
-    finding: Callable[[Finding], None] = _silent
-    phase: Callable[[str, float], None] = _silent
-    """Phase of loading and seconds since the start; again and again while it lasts."""
-    engine_line: Callable[[str], None] = _silent
-    """A warning or an error of the engine."""
-    changed: Callable[[State, str], None] = _silent
-    ready: Callable[[Serving], None] = _silent
 
 
 @dataclass(frozen=True)
@@ -115,7 +83,14 @@ def plan(
         preflight.require(report)
     devices = gpu.devices()
     cpu = environment.on_cpu(engine.distribution, engine.version, None if devices is None else len(devices))
-    prepared = environment.prepare(settings, environ, cpu=cpu)
+    known = introspect.cached(engine, environ=environ)  # asked and kept by preflight
+    prepared = environment.prepare(
+        settings,
+        environ,
+        cpu=cpu,
+        weights_bytes=weights_bytes(report) if report else None,
+        known=(known.environment_names or None) if known else None,
+    )
     command = args.build(settings, installed=engine)
     folder = leftovers.runtime_folder(environ)
     return Launch(
@@ -131,6 +106,13 @@ def plan(
         state_folder=watch.default_state_dir(environ),
         visible_devices=environ.get("CUDA_VISIBLE_DEVICES"),
     )
+
+
+def weights_bytes(report: PreflightReport) -> int | None:
+    """Of target and draft together, as their files have them; None when the target's are not known."""
+    target, draft = (report.pair.get(role) or {} for role in ("target", "draft"))
+    of_target = target.get("weights_bytes")
+    return None if of_target is None else of_target + (draft.get("weights_bytes") or 0)
 
 
 def run(launch: Launch, report: Reporter, *, reap: bool = False) -> None:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from specserve.config.load import Loaded
     from specserve.findings import Finding
-    from specserve.serve import Launch, Reporter, Serving
+    from specserve.serve import Launch
+    from specserve.supervise.report import Reporter, Serving
     from specserve.supervise.state import State
 
 STILL_SECONDS = 30.0
@@ -90,7 +91,7 @@ class Display:
 
     def reporter(self) -> Reporter:
         """The callables that serve wants."""
-        from specserve.serve import Reporter
+        from specserve.supervise.report import Reporter
 
         return Reporter(
             note=_say,
