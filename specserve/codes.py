@@ -115,14 +115,6 @@ PAIR_CODES: Mapping[str, tuple[str, str]] = {
     "draft-mrope": ("The draft is multimodal with M-RoPE, which cannot draft.", "Use a text-only draft."),
     "draft-dtype": ("The draft runs in the target's dtype, not its own.", "Nothing to do."),
     "draft-quantization": ("Target and draft are quantized differently.", "Nothing to do."),
-    "kv-cache-scheme": (
-        "The target's checkpoint turns on an fp8 KV cache, which the draft inherits.",
-        "Set models.draft_model.kv_cache_dtype if no attention backend is found.",
-    ),
-    "batch-slots": (
-        "max_num_batched_tokens leaves too little beside the slots that drafting takes.",
-        "Raise max_num_batched_tokens or lower max_num_seqs.",
-    ),
     # sampling
     "sampling-rejected": (
         "generation_config.json sets min_p or logit_bias; with speculation the engine rejects every such request.",
@@ -135,5 +127,42 @@ PAIR_CODES: Mapping[str, tuple[str, str]] = {
     "lock-mismatch": ("Files differ from the manifest of `specserve models lock`.", "Download again, or lock anew."),
 }
 
-CODES: Mapping[str, tuple[str, str]] = PAIR_CODES
-"""Every code that ``--skip`` knows."""
+ENGINE_CODES: Mapping[str, tuple[str, str]] = {
+    "engine-broken": ("The installed vLLM cannot be imported.", "Follow the named cause."),
+    "engine-not-asked": ("The installed vLLM did not answer in time; nothing is checked against it.", "Run it again."),
+    "argument-conflict": ("A vLLM flag is said twice: by a key and by extra_args.", "Keep one."),
+    "flag-unsupported": ("The installed vLLM has no such flag.", "Remove it, or install the version that has it."),
+    "key-unsupported": ("The installed vLLM's SpeculativeConfig has no such key.", "Remove it, or upgrade vLLM."),
+    "architecture-unsupported": ("The installed vLLM cannot load this architecture.", "Install a newer vLLM."),
+    "architecture-fallback": ("Only Transformers' own code can load it, more slowly.", "Measure it."),
+    "method-unsupported": ("The installed vLLM has no such method.", "Upgrade vLLM, or choose another method."),
+    "method-mismatch": ("vLLM would run another method than the one configured.", "Set the method in the fix."),
+    "model-runner": ("The model runner in force does not know the method; as information, which one runs and why.",
+                     "Unset VLLM_USE_V2_MODEL_RUNNER, or choose another method."),
+    "arctic-inference-missing": ("Method suffix needs a package.", "pip install arctic-inference"),
+    "synthetic-acceptance": ("A mode for measurements that makes wrong text.", "Remove it."),
+    "step-budget": ("A full step leaves too few tokens to prompts.", "Raise max_num_batched_tokens."),
+    "shared-memory": ("Shared memory (/dev/shm) is too small for several workers.", "Give the container more."),
+    "kubernetes-service-variable": ("Kubernetes set a VLLM_ variable for a Service.", "Set enableServiceLinks: false."),
+    "environment-unknown": ("vLLM does not read this variable.", "Unset it."),
+}  # fmt: skip
+
+MEMORY_CODES: Mapping[str, tuple[str, str]] = {
+    "does-not-fit": ("Weights, one sequence and overhead exceed a GPU's budget.", "Do what the fix says."),
+    "other-processes": ("Other processes hold memory of the GPU.", "Stop them, or lower the utilization."),
+    "low-concurrency": ("The KV cache holds few requests of the full context.", "Lower engine.max_model_len."),
+    "logits-buffer-large": ("Draft logits need memory that profiling does not see.", "Lower engine.max_num_seqs."),
+    "memory-tight": ("Little memory is left outside the budget.", "Lower engine.gpu_memory_utilization."),
+    "vram-assumed": ("A number of the plan is an assumption.", "Nothing to do."),
+    "vram-not-checked": ("No GPU was found and none is described; memory was not checked.", "Set hardware.gpu_name."),
+}
+
+CODES: Mapping[str, tuple[str, str]] = {**PAIR_CODES, **ENGINE_CODES, **MEMORY_CODES}
+"""Every code but the ``known-bad-*`` ones, which come from ``engine/known_bad.yaml``."""
+
+
+def is_known(code: str) -> bool:
+    """Whether ``--skip`` may name it."""
+    from specserve.engine import known_bad
+
+    return code in CODES or code in {f"known-bad-{entry.id}" for entry in known_bad.entries()}

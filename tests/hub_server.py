@@ -85,6 +85,9 @@ def _respond(hub: Hub, path: str, headers: dict[str, str]) -> Answer:
     revision = parts[3] if len(parts) > 3 else "main"
     if revision not in ("main", COMMIT):
         return 404, {"X-Error-Code": "RevisionNotFound"}, b""
+    if api and parts[2:3] == ["tree"]:
+        tree = [{"type": "file", "path": f.name, "size": f.stat().st_size, "oid": f.name} for f in sorted(folder.iterdir())]
+        return 200, {"Content-Type": "application/json"}, json.dumps(tree).encode()
     if api:
         siblings = [{"rfilename": f.name, "size": f.stat().st_size} for f in sorted(folder.iterdir())]
         return 200, {"Content-Type": "application/json"}, json.dumps(_info(parts, siblings)).encode()

@@ -388,23 +388,6 @@ def shapes() -> Iterator[Pair]:
     mrope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
     yield Pair("mrope", small_llama(rope_parameters=mrope), expect=says("draft-mrope"))
     yield Pair("mrope-target", DRAFT, llama(rope_parameters=mrope), near="draft-mrope")
-    fp8 = {"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}
-    yield Pair("kv-scheme", DRAFT, llama(quantization_config=fp8), expect=says("kv-cache-scheme"))
-    kv = {"models.draft_model.kv_cache_dtype": "bfloat16"}
-    yield Pair("kv-scheme-own", DRAFT, llama(quantization_config=fp8), settings=kv, near="kv-cache-scheme")
-    for name, seqs, expect in (
-        ("slots-none", 512, "batch-slots"),
-        ("slots-few", 90, "batch-slots"),
-        ("slots-enough", 32, None),
-    ):
-        limits = {"engine.max_num_batched_tokens": 512, "engine.max_num_seqs": seqs}
-        yield Pair(
-            name,
-            DRAFT,
-            settings=limits,
-            expect=says(expect) if expect else says(),
-            near=None if expect else "batch-slots",
-        )
 
 
 def defaults() -> Iterator[Pair]:

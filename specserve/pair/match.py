@@ -159,11 +159,3 @@ def _types(settings: Settings, target: ModelFacts, draft: ModelFacts) -> Iterato
             f"the target is quantized with {ours}, the draft is {f'with {theirs}' if theirs else f'not ({stored})'}"
         )
         yield Finding("draft-quantization", "info", "models.draft_model.quantization", message)
-    scheme = (target.config.get("quantization_config") or {}) if settings.engine.kv_cache_dtype == "auto" else {}
-    own = settings.models.draft_model.kv_cache_dtype if settings.models.draft_model else None
-    if isinstance(scheme, Mapping) and scheme.get("kv_cache_scheme") and own is None:
-        message = (
-            "the target's checkpoint turns on an fp8 KV cache and the draft inherits it; not every GPU has a kernel"
-        )
-        fix = "set models.draft_model.kv_cache_dtype: bfloat16 if the engine finds no attention backend"
-        yield Finding("kv-cache-scheme", "warning", "engine.kv_cache_dtype", message, fix)

@@ -28,6 +28,7 @@ def destination(store: Path, path: str, revision: str | None) -> Path:
 def from_hub(repo: str, *, revision: str, store: Path, token: str | None) -> Path:
     """Download one commit. Files that an earlier, broken run finished are kept. Raises ConfigError."""
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
     final = destination(store, repo, revision)
     if final.exists():
@@ -35,7 +36,7 @@ def from_hub(repo: str, *, revision: str, store: Path, token: str | None) -> Pat
     partial = _partial(final)
     try:
         snapshot_download(repo, revision=revision, local_dir=partial, token=token)
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, HTTPError) as e:
         raise ConfigError(
             f"the download stopped ({e}); what is there is kept", where=repo, fix="run it again"
         ) from None
@@ -46,10 +47,11 @@ def from_hub(repo: str, *, revision: str, store: Path, token: str | None) -> Pat
 def to_cache(repo: str, *, revision: str | None, token: str | None) -> Path:
     """Download into the Hub cache, which keeps unfinished files under other names. Raises ConfigError."""
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
     try:
         return Path(snapshot_download(repo, revision=revision, token=token))
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, HTTPError) as e:
         raise ConfigError(
             f"the download stopped ({e}); what is there is kept", where=repo, fix="run it again"
         ) from None
