@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 import yaml
-from alert_stack import MISSING, WHY_NOT, free_ports, process, stack, wait_for, webhook
+
+from tests.alert_stack import MISSING, WHY_NOT, free_ports, process, stack, wait_for, webhook
 
 STUB = Path(__file__).parents[1] / "stub_engine.py"
 SPECSERVE = (sys.executable, "-m", "specserve")

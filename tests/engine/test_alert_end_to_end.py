@@ -1,0 +1,114 @@
+"""Real acceptance, really low: from vLLM's counters through Prometheus and Alertmanager to a webhook."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.alert_stack import MISSING, WHY_NOT, Webhook, free_ports, process, stack, wait_for, webhook
+
+SPECSERVE = (sys.executable, "-m", "specserve")
+LOW = "AcceptanceRateLow"
+PROMPTS = ("def update_order(order, limit):\n", "def load_table(table, size):\n", "def merge_index(index, key):\n")
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=WHY_NOT)
+
+
+def complete(url: str, prompt: str, temperature: float) -> None:
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": 48, "temperature": temperature}
+    request = urllib.request.Request(
+        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    urllib.request.urlopen(request, timeout=60).read()
+
+
+@contextmanager
+def traffic(url: str, temperature: float) -> Iterator[None]:
+    """One request after the other."""
+    enough = threading.Event()
+
+    def run() -> None:
+        number = 0
+        while not enough.is_set():
+            complete(url, PROMPTS[number % len(PROMPTS)], temperature)
+            number += 1
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        enough.set()
+        thread.join()
+
+
+@contextmanager
+def watched(folder: Path, engine_url: str, **acceptance_rate: float) -> Iterator[Webhook]:
+    """The sidecar beside an engine that runs, with Prometheus and Alertmanager; what the webhook hears."""
+    sidecar_port, alertmanager_port = free_ports(2)
+    low = {"window_seconds": 10, "for_seconds": 2, "keep_firing_for_seconds": 2, "min_draft_tokens": 200}
+    with webhook() as hook:
+        settings = {
+            "models": {"target_model": {"path": "tiny"}, "draft_model": {"path": "draft"}},
+            "speculative_decoding": {"num_speculative_tokens": 3},
+            "server": {"served_model_name": "tiny"},
+            "sidecar": {"port": sidecar_port, "scrape_interval_seconds": 1, "state_dir": str(folder / "state")},
+            "alerts": {
+                "acceptance_rate": {**low, **acceptance_rate},
+                "rules": {"AcceptanceCollapsed": {"enabled": False}},
+                "notify": [
+                    {"type": "alertmanager", "url": f"http://127.0.0.1:{alertmanager_port}"},
+                    {"type": "webhook", "url": hook.url + "/direct"},
+                ],
+            },
+        }
+        path = folder / "config.yaml"
+        path.write_text(yaml.safe_dump(settings))
+        rules = subprocess.run([*SPECSERVE, "alerts", "rules", str(path)], capture_output=True, text=True, check=True)
+        sidecar = [*SPECSERVE, "sidecar", str(path), "--engine-url", engine_url]
+        ports = {"scrape_port": sidecar_port, "alertmanager_port": alertmanager_port}
+        with process(sidecar, folder / "sidecar.log"), stack(folder, **ports, rules=rules.stdout, hook=hook):
+            yield hook
+
+
+WAYS = (
+    ("/direct", {"alertname": LOW, "model_name": "tiny"}),
+    ("/alertmanager", {"alertname": LOW, "job": "specserve"}),
+)
+"""Sidecar to webhook, and sidecar to Prometheus to Alertmanager to webhook."""
+
+
+def test_acceptance_that_falls_and_recovers(engine_server, tmp_path: Path) -> None:
+    """A greedy draft accepts little of text sampled at a high temperature: the alert fires; greedy text again: it ends."""
+    with watched(tmp_path, engine_server.base_url, fire_below=0.35, resolve_above=0.45) as hook:
+        with traffic(engine_server.base_url, temperature=0.0):
+            wait_for(lambda: "sidecar watches" in (tmp_path / "sidecar.log").read_text(), "the sidecar runs")
+        with traffic(engine_server.base_url, temperature=4.0):
+            for path, labels in WAYS:
+                wait_for(lambda p=path, w=labels: hook.alerts(p, **w), f"{path} hears of it", 120)
+        with traffic(engine_server.base_url, temperature=0.0):
+            for path, labels in WAYS:
+                ended = ["firing", "resolved"]
+                wait_for(lambda p=path, w=labels: hook.statuses(p, **w) == ended, f"{path} hears of the end", 120)
+
+
+def test_a_truly_bad_draft(launch, tmp_path: Path) -> None:
+    """A draft that proposes noise fires the alert at the default threshold; without traffic it ends for want of data."""
+    engine = launch("tiny-pair.yaml models.draft_model.path=.cache/models/tiny-draft-bad")
+    with watched(tmp_path, engine.base_url) as hook:
+        with traffic(engine.base_url, temperature=0.0):
+            for path, labels in WAYS:
+                wait_for(lambda p=path, w=labels: hook.alerts(p, **w), f"{path} hears of it", 120)
+        for path, labels in WAYS:
+            ended = ["firing", "resolved"]
+            wait_for(lambda p=path, w=labels: hook.statuses(p, **w) == ended, f"{path} hears of the end", 120)
+        last = hook.alerts("/direct", **WAYS[0][1])[-1]
+        assert last["annotations"]["description"].endswith(": too few samples in the window")
