@@ -6,6 +6,7 @@ Nothing is printed here: whoever calls gives a :class:`Reporter`.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -143,7 +144,7 @@ class _Run:
         self._limits = limits(settings)
         self._supervisor = Supervisor(hooks, self._limits)
         self._phases, self._started = ["starting"], time.monotonic()
-        self._end, self._troubles = End(launch.log), Troubles()
+        self._end, self._troubles, self._telling = End(launch.log), Troubles(), threading.Lock()
         self._record: Path | None = None
         self._canary_result: CanaryResult | None = None
         self._said = logs.EngineReport()
@@ -190,6 +191,7 @@ class _Run:
     def _spawn(self) -> Child:
         self._phases, self._started = ["starting"], time.monotonic()
         self._end = End(self._launch.log)
+        self._tell()
         server, argv = self._launch.settings.server, self._launch.command.argv
         child = Child(argv, self._launch.env, self._line)
         record = leftovers.record_of(child.pid, port=server.port, command=argv, log=str(self._launch.log))
@@ -207,23 +209,27 @@ class _Run:
         if trouble:
             self._report.engine_line(trouble)
         elif trouble is None and self._supervisor.machine.state is State.STARTING:
-            self._enter(logs.phase(line))
+            phase = logs.phase(line)
+            if phase is not None:
+                self._tell(phase)
 
-    def _enter(self, phase: str | None) -> None:
-        """Phases only go forward; a line of an earlier one is its echo."""
-        if phase is not None and phase not in self._phases:
-            self._phases.append(phase)
-            self._report.phase(phase, time.monotonic() - self._started)
+    def _tell(self, phase: str | None = None) -> None:
+        """Say where it is. Phases only go forward; a line of an earlier one is its echo. The thread that drains the
+        output and the one that checks both come here."""
+        with self._telling:
+            if phase is not None and phase not in self._phases:
+                self._phases.append(phase)
+            self._report.phase(self._phases[-1], time.monotonic() - self._started)
 
     def _check_ready(self) -> Event | None:
-        self._report.phase(self._phases[-1], time.monotonic() - self._started)
+        self._tell()
         return self._readiness.check_ready()
 
     def _canary(self) -> Failed | None:
         """Why it must not be called ready. What is merely doubtful is said and let pass."""
         from specserve.engine import canary
 
-        self._enter("canary")
+        self._tell("canary")
         settings = self._launch.settings
         result = self._canary_result = canary.run(self._client, settings)
         if result.verdict == "ok":
