@@ -9,6 +9,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -86,29 +87,30 @@ WAYS = (
 """Sidecar to webhook, and sidecar to Prometheus to Alertmanager to webhook."""
 
 
+def hears(hook: Webhook, *statuses: str) -> None:
+    """Wait until both ways have brought exactly these statuses, in this order."""
+    for path, labels in WAYS:
+        told = partial(hook.statuses, path, **labels)
+        wait_for(lambda told=told: told() == list(statuses), f"{path} hears {' and '.join(statuses)}", 120)
+
+
 def test_acceptance_that_falls_and_recovers(engine_server, tmp_path: Path) -> None:
-    """A greedy draft accepts little of text sampled at a high temperature: the alert fires; greedy text again: it ends."""
+    """A greedy draft accepts little of text sampled at a high temperature: the alert fires; greedy again: it ends."""
     with watched(tmp_path, engine_server.base_url, fire_below=0.35, resolve_above=0.45) as hook:
         with traffic(engine_server.base_url, temperature=0.0):
             wait_for(lambda: "sidecar watches" in (tmp_path / "sidecar.log").read_text(), "the sidecar runs")
         with traffic(engine_server.base_url, temperature=4.0):
-            for path, labels in WAYS:
-                wait_for(lambda p=path, w=labels: hook.alerts(p, **w), f"{path} hears of it", 120)
+            hears(hook, "firing")
         with traffic(engine_server.base_url, temperature=0.0):
-            for path, labels in WAYS:
-                ended = ["firing", "resolved"]
-                wait_for(lambda p=path, w=labels: hook.statuses(p, **w) == ended, f"{path} hears of the end", 120)
+            hears(hook, "firing", "resolved")
 
 
 def test_a_truly_bad_draft(launch, tmp_path: Path) -> None:
-    """A draft that proposes noise fires the alert at the default threshold; without traffic it ends for want of data."""
+    """A draft of noise fires the alert at the default threshold; without traffic it ends for want of data."""
     engine = launch("tiny-pair.yaml models.draft_model.path=.cache/models/tiny-draft-bad")
     with watched(tmp_path, engine.base_url) as hook:
         with traffic(engine.base_url, temperature=0.0):
-            for path, labels in WAYS:
-                wait_for(lambda p=path, w=labels: hook.alerts(p, **w), f"{path} hears of it", 120)
-        for path, labels in WAYS:
-            ended = ["firing", "resolved"]
-            wait_for(lambda p=path, w=labels: hook.statuses(p, **w) == ended, f"{path} hears of the end", 120)
+            hears(hook, "firing")
+        hears(hook, "firing", "resolved")
         last = hook.alerts("/direct", **WAYS[0][1])[-1]
         assert last["annotations"]["description"].endswith(": too few samples in the window")
