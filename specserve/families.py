@@ -56,7 +56,7 @@ def window_label(seconds: float) -> str:
     return f"{minutes:.0f}m" if minutes and not rest else f"{seconds:g}s"
 
 
-def key(name: str, **labels: str) -> str:
+def key(name: str, /, **labels: str) -> str:
     """The name of one reading: the family, and its labels sorted by name.
 
     >>> key("specserve_acceptance_rate", window="5m")
