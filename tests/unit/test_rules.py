@@ -58,6 +58,11 @@ def test_without_for_it_fires_at_once() -> None:
     assert states(HOT, (0, 88.0), (1, 88.1)) == ["inactive", "firing"]
 
 
+def test_the_thresholds_themselves() -> None:
+    """fire_below itself does not fire; resolve_above itself resolves."""
+    assert states(LOW, (0, 0.5), (1, 0.4), (61, 0.4), (200, 0.55)) == ["inactive", "pending", "firing", "resolved"]
+
+
 def test_hysteresis_holds_between_the_thresholds() -> None:
     """A firing alert stays while the value is between the thresholds, however long."""
     steps = [(0.0, 0.4), (60.0, 0.4), (100.0, 0.52), (5000.0, 0.549)]
@@ -150,7 +155,7 @@ def test_one_alert_for_each_device() -> None:
     """Labels that the rule leaves open make one instance each; other families of a longer name do not match."""
     evaluator = Evaluator([HOT])
     celsius = "specserve_gpu_temperature_celsius"
-    readings = {key(celsius, gpu="0"): 90.0, key(celsius, gpu="1"): 70.0, celsius: 90.0, celsius + "_x": 99.0}
+    readings = {key(celsius, gpu="0"): 90.0, key(celsius, gpu="1"): 70.0, celsius: 90.0, key(celsius, host="a"): 99.0}
     first, second = (evaluator.evaluate(readings, now=now, at=1000 + now) for now in (0, 5))
     assert [(a.labels, a.value) for a in first.active] == [((("gpu", "0"),), 90.0)]
     assert (first.changed, second.changed, second.to_send) == (first.active, (), second.active)
