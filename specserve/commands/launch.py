@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -64,6 +65,9 @@ def run(plan: Callable[[], Launch], *, secrets: Iterable[str] = (), debug: bool 
     with Display(animated=sys.stdout.isatty() and sys.stderr.isatty()) as display:
         # After the display, which puts log lines above its moving line.
         log.setup(debug=debug, secrets=secrets)
+        if display.animated and not debug:
+            # A person reads the block; the sidecar's turns of mind are for log files.
+            logging.getLogger("specserve.sidecar").setLevel(logging.WARNING)
         display.phase("checking", 0.0)
         serve.run(plan(), display.reporter(), reap=reap)
 
@@ -72,12 +76,12 @@ class Display:
     """Phases on one moving line on a terminal, one line each otherwise; then the block."""
 
     def __init__(self, *, animated: bool) -> None:
-        self._animated = animated
+        self.animated = animated
         self._status: Status | None = None
         self._phase, self._shown = "", 0.0
 
     def __enter__(self) -> Self:
-        if self._animated:
+        if self.animated:
             from rich.console import Console
 
             self._status = Console().status("starting")

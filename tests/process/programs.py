@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pty
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -89,4 +93,21 @@ def start(argv: list[str], path: Path, port: int, *, through: str | None = None)
     with reader.stdin as pipe:
         process = subprocess.Popen(argv, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True)
     reader.wait()
+    return Program(process, path, port)
+
+
+def start_on_terminal(argv: list[str], path: Path, port: int) -> Program:
+    """Start a program on a terminal of its own; what it paints goes to the file."""
+    ours, its = pty.openpty()
+    process = subprocess.Popen(argv, stdin=its, stdout=its, stderr=its, start_new_session=True)
+    os.close(its)
+    path.touch()
+
+    def copy() -> None:
+        with path.open("ab", buffering=0) as out, contextlib.suppress(OSError):  # EIO: the last holder has closed it
+            while data := os.read(ours, 4096):
+                out.write(data)
+        os.close(ours)
+
+    threading.Thread(target=copy, daemon=True).start()
     return Program(process, path, port)

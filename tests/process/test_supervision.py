@@ -248,3 +248,16 @@ def test_a_reader_that_goes_away_does_not_end_the_server(launch):
     assert requests.post(f"{program.url}/v1/completions", json={"max_tokens": 1}, timeout=5).ok
     program.signal(signal.SIGTERM)
     assert program.ends() == 0
+
+
+def test_on_a_terminal_phases_move_on_one_line_and_the_block_stays(launch):
+    """The cursor comes back, and the block is the same text as in a file."""
+    program = launch("--stub-ready-after", 0.3, tty=True)
+    program.says("engine log")
+    assert "\x1b[2K" in program.output
+    assert " loading target weights (0 s)" in program.output
+    assert "Ready\n  URL                     http" in program.output
+    assert "\x1b[?25h" in program.output
+    program.signal(signal.SIGINT)
+    assert program.ends() == 0
+    program.says("the engine has ended")
