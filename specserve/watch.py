@@ -98,6 +98,7 @@ class Watch:
         self._seen, self._verdicts = _Seen(clock()), ("", "", "")
         self._canaries = Canaries(self._client, settings, alone=alone, clock=clock)
         self._version: str | None = None
+        self._compared: set[str] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="sidecar", daemon=True)
         render = exposition(self.readings, model_name=settings.served_model_name)
@@ -187,6 +188,7 @@ class Watch:
             LOG.log(level, "alert %s %s", alert.name, alert.state.value, extra=extra)
         self._seen = _Seen(now, observation, evaluation, facts)
         self._log(observation.assessment)
+        self._log_plan(status.compare(facts.get("plan") or {}, status.actual(observation.readings, facts)))
         if observation.keep_baseline:
             baseline.save(self.observer.baseline, self._baseline_path)
         if observation.assessment.wants_canary:
@@ -208,6 +210,13 @@ class Watch:
         version = (seen.facts or {}).get("engine_version") or self._version or "unknown"
         labels = {"version": __version__, "engine_version": str(version), "method": self._settings.method or "none"}
         return {key("specserve_info", **labels): 1.0}
+
+    def _log_plan(self, compared: Mapping[str, Mapping[str, Any]]) -> None:
+        """Say once where the engine's memory is not what was planned."""
+        for name in compared.keys() - self._compared:
+            self._compared.add(name)
+            if compared[name]["differs"]:
+                LOG.warning("%s is not what was planned", name, extra=dict(compared[name]))
 
     def _log(self, assessment: Assessment) -> None:
         """Say what changed, with the reason."""

@@ -43,14 +43,13 @@ class ReadingsCollector(Collector):
         for reading, value in self._readings().items():
             by_family.setdefault(family_of(reading), []).append((labels_of(reading), value))
         for name, family in FAMILIES.items():
-            samples = by_family.get(name)
-            if not samples:
+            known = [s for s in by_family.get(name, ()) if s[0].keys() == set(family.labels)]
+            if not known:
                 continue
             kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
             metric = kind(name, family.help, labels=(*family.labels, "model_name"))
-            for labels, value in samples:
-                if labels.keys() == set(family.labels):
-                    metric.add_metric([*(labels[label] for label in family.labels), self._model_name], value)
+            for labels, value in known:
+                metric.add_metric([*(labels[label] for label in family.labels), self._model_name], value)
             yield metric
 
 

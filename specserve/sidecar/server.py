@@ -36,7 +36,7 @@ class Answer:
     @classmethod
     def of_json(cls, value: Mapping[str, Any], *, ok: bool = True) -> Answer:
         """200 or 503 with a JSON body."""
-        return cls(200 if ok else 503, _JSON, json.dumps(value, ensure_ascii=False).encode() + b"\n")
+        return cls(200 if ok else 503, _JSON, json.dumps(value, ensure_ascii=False, default=str).encode() + b"\n")
 
 
 @dataclass(frozen=True, slots=True)

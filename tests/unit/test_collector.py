@@ -1,0 +1,402 @@
+"""What leaves the sidecar: metrics, status, page; and what feeds them: own baseline, speedup, GPU telemetry."""
+
+from __future__ import annotations
+
+import json
+import re
+import types
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from specserve.config.schema import Settings
+from specserve.engine.metrics import parse
+from specserve.errors import ConfigError
+from specserve.families import FAMILIES, family_of, key
+from specserve.sidecar import baseline, speedup, status
+from specserve.sidecar.baseline import QUANTITIES, Baseline
+from specserve.sidecar.chart import Chart, runs
+from specserve.sidecar.collector import exposition, labels_of
+from specserve.sidecar.gpu import Telemetry
+from specserve.sidecar.observer import Observation, Observer, Point
+from specserve.sidecar.page import render
+from specserve.sidecar.probe import CanaryOutcome, Context, Scrape
+from tests.virtual_engine import VirtualEngine
+
+SETTINGS = Settings.model_validate(
+    {
+        "models": {"target_model": {"path": "/models/target-llm"}, "draft_model": {"path": "/models/draft-llm"}},
+        "speculative_decoding": {"num_speculative_tokens": 3},
+    }
+)
+RATE = key("specserve_acceptance_rate", window="5m")
+SAMPLE = key("specserve_window_draft_tokens", window="5m")
+
+
+def observed(
+    minutes: int = 10, *, observer: Observer | None = None, engine: VirtualEngine | None = None
+) -> Observation:
+    """What an observer knows after some minutes of steady traffic."""
+    observer, engine = observer or Observer(speculation_configured=True), engine or VirtualEngine()
+    engine.running = 4
+    for i in range(minutes * 12):
+        engine.work(drafts=50, rates=(0.9, 0.6, 0.3), requests=2)
+        engine.observe("ttft", 0.03)
+        engine.observe("tpot", 0.012)
+        text = engine.text(http={"2xx": 2 * i, "5xx": i // 20})
+        seen = observer.observe(5.0 * i, 1e9 + 5.0 * i, Scrape("ok", snapshot=parse(text, at_seconds=5.0 * i)))
+    return seen
+
+
+def families(readings: dict[str, float]) -> dict[str, list]:
+    """The exposition of readings, parsed."""
+    text = exposition(lambda: readings, model_name="target")().decode()
+    return {f.name: f.samples for f in text_string_to_metric_families(text)}
+
+
+def test_every_reading_of_a_busy_engine_is_in_the_table() -> None:
+    """No reading has a name or a label that the table of families does not have."""
+    readings = observed().readings
+    assert len(readings) > 140
+    for name in readings:
+        assert set(labels_of(name)) == set(FAMILIES[family_of(name)].labels), name
+
+
+def test_the_exposition_is_valid_and_says_what_is_known() -> None:
+    """Counters end in _total, each sample carries the model, unknown families are absent."""
+    found = families(observed().readings)
+    (sample,) = [s for s in found["specserve_acceptance_rate"] if s.labels["window"] == "5m"]
+    assert sample.value == pytest.approx(0.6)
+    assert sample.labels == {"window": "5m", "model_name": "target"}
+    assert found["specserve_draft_tokens"][0].name == "specserve_draft_tokens_total"
+    assert "specserve_estimated_speedup_ratio" not in found
+    assert "specserve_gpu_temperature_celsius" not in found
+
+
+def test_nothing_known_is_an_empty_exposition() -> None:
+    """Before the first read there is no family at all, not a page of zeros."""
+    assert exposition(dict, model_name="m")() == b""
+
+
+def test_a_reading_outside_the_table_is_not_exported() -> None:
+    """A wrong label set would break the family for every scraper."""
+    assert families({"specserve_acceptance_rate": 0.5, "specserve_nonsense": 1.0}) == {}
+
+
+def test_the_documentation_is_the_table() -> None:
+    """docs/metrics.md lists every family with its kind, unit, labels and help; scripts/update-metrics writes it."""
+    from scripts.update_metrics import document
+
+    path = Path(__file__).parents[2] / "docs" / "metrics.md"
+    assert path.read_text() == document()
+
+
+def test_families_have_units_and_formulas() -> None:
+    """Names are lower snake case, counters end in _total, every help is one sentence."""
+    for family in FAMILIES.values():
+        assert re.fullmatch(r"specserve_[a-z0-9_]+", family.name)
+        assert family.name.endswith("_total") == (family.kind == "counter")
+        assert family.help.endswith(".")
+        assert family.unit
+
+
+def test_observer_counts_scrapes_and_canaries() -> None:
+    """Own counters: reads by result, canaries by result; the last canary's time only when it succeeded."""
+    observer = Observer()
+    observer.observe(0, 0, Scrape("timeout", "slow"))
+    observer.canary_done(1, CanaryOutcome("failed", 0, 1, "x"))
+    seen = observer.observe(5, 5, Scrape("timeout", "slow")).readings
+    assert seen[key("specserve_scrapes_total", result="timeout")] == 2
+    assert seen[key("specserve_canaries_total", result="failed")] == 1
+    assert seen["specserve_canary_success"] == 0
+    assert "specserve_canary_duration_seconds" not in seen
+
+
+def test_a_blind_sidecar_exports_no_old_numbers() -> None:
+    """One failed read keeps what is known; after two the windows and gauges are gone, counters stay."""
+    observer = Observer()
+    observed(observer=observer)
+    once = observer.observe(600, 1e9 + 600, Scrape("malformed", "cut off")).readings
+    twice = observer.observe(605, 1e9 + 605, Scrape("malformed", "cut off")).readings
+    assert RATE in once
+    assert "specserve_requests_running" in once
+    assert RATE not in twice
+    assert "specserve_requests_running" not in twice
+    assert twice["specserve_draft_tokens_total"] == once["specserve_draft_tokens_total"] == 18_000
+    assert twice[key("specserve_engine_condition", condition="blind")] == 1
+
+
+def test_what_the_start_up_canary_drafts_is_no_traffic() -> None:
+    """When the supervisor calls the engine ready, the windows begin."""
+    observer, engine = Observer(), VirtualEngine()
+
+    def read(at: float, state: str) -> dict[str, float]:
+        snapshot = parse(engine.text(), at_seconds=at)
+        return observer.observe(at, at, Scrape("ok", snapshot=snapshot), Context(state=state)).readings
+
+    read(0, "starting")
+    engine.work(drafts=100, rates=(1.0, 1.0, 1.0))
+    read(5, "running")
+    engine.work(drafts=100, rates=(0.3, 0.0, 0.0))
+    assert read(10, "running")[key("specserve_acceptance_rate", window="1m")] == pytest.approx(0.1)
+
+
+def learn(baseline: Baseline, hours: Iterable[float], rate: float, samples: float = 5000) -> None:
+    """A point every five minutes at these hours."""
+    for hour in hours:
+        baseline.observe(hour * 3600, {RATE: rate, SAMPLE: samples})
+
+
+def hours(start: float, end: float) -> list[float]:
+    """Every five minutes from one hour to another."""
+    return [start + i / 12 for i in range(round((end - start) * 12))]
+
+
+def test_a_baseline_is_learned_and_does_not_learn_a_drop() -> None:
+    """Half a day at 0.7 makes 0.7; a drop to 0.4 shows as drift as long as the memory lasts, then is normal."""
+    own = Baseline()
+    learn(own, hours(0, 12), 0.7)
+    assert own.reference(QUANTITIES[0], 12 * 3600) == 0.7
+    learn(own, hours(12, 20), 0.4)
+    seen = own.readings(20 * 3600, {RATE: 0.4}, ["5m"])
+    assert seen["specserve_acceptance_rate_baseline"] == 0.7
+    assert seen[key("specserve_acceptance_rate_drift", window="5m")] == pytest.approx(-0.3)
+    learn(own, hours(20, 40), 0.4)
+    assert own.reference(QUANTITIES[0], 40 * 3600) == 0.4
+
+
+def test_a_baseline_needs_enough_settled_points_and_traffic() -> None:
+    """Twenty minutes are no past; a window with few drafts is no point; idle nights are no points."""
+    own = Baseline()
+    learn(own, hours(0, 0.3), 0.7)
+    assert own.readings(0.3 * 3600, {RATE: 0.7}, ["5m"]) == {}
+    learn(own, hours(1, 5), 0.1, samples=50)
+    assert own.reference(QUANTITIES[0], 5 * 3600) is None
+
+
+def test_a_baseline_is_bounded() -> None:
+    """A week of points keeps one day."""
+    own = Baseline()
+    learn(own, hours(0, 24 * 7), 0.7)
+    assert len(own.points["specserve_acceptance_rate"]) <= 289
+
+
+def test_a_baseline_survives_a_restart_and_a_broken_file(tmp_path, caplog) -> None:
+    """Written whole, read back; a file that is no baseline is said and ignored; another pair has another file."""
+    path = tmp_path / "deep" / "baseline.json"
+    own = Baseline()
+    learn(own, hours(0, 2), 0.7)
+    baseline.save(own, path)
+    assert baseline.load(path).points == own.points
+    assert [p.name for p in path.parent.iterdir()] == ["baseline.json"]
+    for text in ("{", "[]", '{"points": {"a": [1]}}'):
+        path.write_text(text)
+        assert baseline.load(path).points == {}
+    assert baseline.load(tmp_path / "none").points == {}
+    baseline.save(own, tmp_path / "deep" / "baseline.json" / "x" / "y")
+    other = SETTINGS.model_copy(
+        update={"speculative_decoding": SETTINGS.speculative_decoding.model_copy(update={"num_speculative_tokens": 5})}
+    )
+    assert baseline.identity(SETTINGS) != baseline.identity(other)
+
+
+def profile(*cells: tuple[float, float, float, int]) -> speedup.Profile:
+    names = ("concurrency", "baseline_step_seconds", "speculative_step_seconds", "num_speculative_tokens")
+    return speedup.Profile.model_validate({"version": 1, "cells": [dict(zip(names, c, strict=True)) for c in cells]})
+
+
+@pytest.mark.parametrize(
+    ("running", "speed", "break_even"),
+    [
+        (1, 2.8 / 1.2, 0.04),
+        (4, 2.8 / 1.2, 0.04),
+        (10, 2.8 / 1.6, 0.12),
+        (16, 2.8 / 2.0, 0.2),
+        (17, None, None),
+        (0, None, None),
+    ],
+)
+def test_speedup_and_break_even_at_the_batch_size(
+    running: float, speed: float | None, break_even: float | None
+) -> None:
+    """Linear between measured batch sizes, constant below, unknown beyond and while nothing runs."""
+    known = {
+        "specserve_requests_running": running,
+        key("specserve_tokens_per_step", window="5m"): 2.8,
+        key("specserve_acceptance_rate", window="5m"): 0.36,
+    }
+    seen = speedup.readings(profile((4, 0.010, 0.012, 5), (16, 0.010, 0.020, 5)), known, ["5m"])
+    assert seen.get("specserve_break_even_acceptance_rate") == (break_even and pytest.approx(break_even))
+    assert seen.get(key("specserve_estimated_speedup_ratio", window="5m")) == (speed and pytest.approx(speed))
+    if break_even:
+        assert seen[key("specserve_break_even_margin", window="5m")] == pytest.approx(0.36 - break_even)
+
+
+def test_without_a_profile_nothing_is_estimated() -> None:
+    """And a profile that is none is a config error that names the place."""
+    assert speedup.readings(None, {"specserve_requests_running": 4}, ["5m"]) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("{", "not JSON"), ('{"version": 2, "cells": []}', "version"), ('{"version": 1, "cells": []}', "cells")],
+)
+def test_a_profile_that_is_none(tmp_path, text: str, says: str) -> None:
+    """Each mistake is a config error with the file's name."""
+    path = tmp_path / "profile.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        speedup.load(path)
+    with pytest.raises(ConfigError, match="cannot read"):
+        speedup.load(tmp_path / "missing.json")
+
+
+class Nvml:
+    """NVML's functions over a recorded machine: two devices, the second without power and ECC."""
+
+    NVML_TEMPERATURE_GPU, NVML_TEMPERATURE_THRESHOLD_SLOWDOWN, NVML_VOLATILE_ECC = 0, 1, 0
+    NVML_MEMORY_ERROR_TYPE_CORRECTED, NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 0, 1
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, *, driver: bool = True) -> None:
+        self.driver = driver
+
+    def nvmlInit(self) -> None:
+        if not self.driver:
+            raise self.NVMLError
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetUUID(self, handle: int) -> bytes:
+        return f"GPU-{handle}abc".encode()
+
+    def nvmlDeviceGetName(self, handle: int) -> str:
+        return "NVIDIA L4"
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> types.SimpleNamespace:
+        return types.SimpleNamespace(gpu=87, memory=40)
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> types.SimpleNamespace:
+        return types.SimpleNamespace(used=18 * 2**30, total=24 * 2**30)
+
+    def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:
+        return 71
+
+    def nvmlDeviceGetTemperatureThreshold(self, handle: int, threshold: int) -> int:
+        return 92
+
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
+        if handle:
+            raise self.NVMLError
+        return 54_000
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: int) -> int:
+        return 72_000
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: int) -> int:
+        return 0x4 | 0x40
+
+    def nvmlDeviceGetTotalEccErrors(self, handle: int, kind: int, counter: int) -> int:
+        if handle:
+            raise self.NVMLError
+        return 3 if kind == self.NVML_MEMORY_ERROR_TYPE_UNCORRECTED else 0
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[types.SimpleNamespace]:
+        return [types.SimpleNamespace(pid=4242)] if handle else []
+
+
+def test_gpu_telemetry_of_the_devices_in_use() -> None:
+    """Base units and ratios; throttling by reason; every sample belongs to the table."""
+    seen = Telemetry(Nvml(), visible="0", count=1).readings()
+    assert seen[key("specserve_gpu_utilization_ratio", gpu="0")] == 0.87
+    assert seen[key("specserve_gpu_memory_used_ratio", gpu="0")] == 0.75
+    assert seen[key("specserve_gpu_power_watts", gpu="0")] == 54
+    assert seen[key("specserve_gpu_power_ratio", gpu="0")] == 0.75
+    assert seen[key("specserve_gpu_ecc_errors_total", gpu="0", type="uncorrected")] == 3
+    assert [seen[key("specserve_gpu_throttled", gpu="0", reason=r)] for r in ("power", "thermal", "hardware")] == [
+        1,
+        1,
+        0,
+    ]
+    assert not any('gpu="1"' in name for name in seen)
+    assert all(set(labels_of(n)) == set(FAMILIES[family_of(n)].labels) for n in seen)
+
+
+def test_gpu_in_use_is_where_the_engine_computes() -> None:
+    """The engine's process decides; what its device cannot tell is left out."""
+    seen = Telemetry(Nvml(), visible=None, count=1).readings({4242})
+    assert {labels_of(name)["gpu"] for name in seen} == {"1"}
+    assert key("specserve_gpu_power_watts", gpu="1") not in seen
+    assert key("specserve_gpu_power_ratio", gpu="1") not in seen
+    assert seen[key("specserve_gpu_processes", gpu="1")] == 1
+
+
+def test_no_gpu_no_families() -> None:
+    """Without a driver, and with a selection that names no device, nothing is said."""
+    assert Telemetry(Nvml(driver=False), visible=None, count=1).readings() == {}
+    assert Telemetry(Nvml(), visible="", count=1).readings() == {}
+
+
+def answer(observation: Observation | None, **facts: object) -> dict:
+    """What /status says, as JSON."""
+    found = status.build(SETTINGS, "http://127.0.0.1:8000", observation, facts, age_seconds=1.0)
+    return json.loads(json.dumps({**found, "alerts": []}))
+
+
+def test_status_tells_windows_verdicts_and_the_plan() -> None:
+    """Windows by label, latencies by statistic, and where the engine's memory is not what was planned."""
+    gpus = [{"kv_cache_tokens": 1000, "kv_cache_bytes": 100, "target_weights_bytes": 60, "draft_weights_bytes": 40}]
+    said = {"kv_cache_tokens": 700, "available_kv_bytes": 105, "model_loading_bytes": 99}
+    seen = answer(observed(), state="running", plan={"gpus": gpus}, actual=said)
+    assert seen["windows"]["5m"]["acceptance_rate"] == pytest.approx(0.6)
+    assert seen["windows"]["5m"]["time_to_first_token_seconds"]["p50"] == pytest.approx(0.03)
+    assert seen["ready"]["ok"]
+    assert seen["now"]["requests_running"] == 4
+    assert seen["plan_against_actual"]["kv_cache_tokens"] == {"planned": 1000, "actual": 700, "differs": True}
+    assert not seen["plan_against_actual"]["kv_cache_bytes"]["differs"]
+    assert not seen["plan_against_actual"]["weights_bytes"]["differs"]
+
+
+def test_status_before_the_first_read() -> None:
+    """Alive, not ready, and it says why."""
+    seen = answer(None)
+    assert (seen["condition"], seen["live"]["ok"], seen["ready"]["ok"]) == ("starting", True, False)
+
+
+def test_the_page_is_self_contained_and_escapes() -> None:
+    """No script, no foreign address, and a model's name cannot become markup."""
+    observer = Observer()
+    observation = observed(observer=observer)
+    found = {**answer(observation), "model_name": "<script>alert(1)</script>"}
+    found["alerts"] = [
+        {
+            "name": "A<b>",
+            "severity": "critical",
+            "state": "firing",
+            "summary": "s&",
+            "description": "d",
+            "inhibited_by": None,
+        }
+    ]
+    text = render(found, tuple(observer.history), refresh_seconds=5, now=1e9 + 600)
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+    assert "A&lt;b&gt;" in text
+    assert not re.search(r"(src|href)=", text)
+    assert not re.search(r"url\(|@import|https?://", text)
+    assert text.count("<svg") == 4
+
+
+def test_a_hole_in_what_is_known_is_a_hole_in_the_line() -> None:
+    """Unknown is neither zero nor a straight line across."""
+    points = [Point(at, rate, *[None] * 7) for at, rate in ((0, 0.5), (15, 0.6), (30, None), (45, 0.7), (900, 0.8))]
+    assert runs(points, "acceptance_rate") == [[(0, 0.5), (15, 0.6)], [(45, 0.7)], [(900, 0.8)]]
+    assert "nothing known yet" in Chart("T", (("a", "a", "ttft_p50_seconds"),), str).html(points, 900)
