@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import requests
@@ -82,7 +83,7 @@ def test_term_drains_eight_requests_and_leaves_nothing(launch):
     """Running requests finish in full, new ones get 503, exit code 0."""
     server = launch("tiny-pair.yaml")
     answers: list[tuple[int, int | None, bool]] = []
-    threads = [threading.Thread(target=lambda: answers.append(stream(server.base_url, 90))) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: answers.append(stream(server.base_url, 900))) for _ in range(8)]
     for thread in threads:
         thread.start()
     wait_until(lambda: counter(server.base_url, "vllm:num_requests_running") == 8, 60)
@@ -91,7 +92,7 @@ def test_term_drains_eight_requests_and_leaves_nothing(launch):
     late = stream(server.base_url, 5) if any(t.is_alive() for t in threads) else (503, None, False)
     for thread in threads:
         thread.join()
-    assert answers == [(200, 90, True)] * 8
+    assert answers == [(200, 900, True)] * 8
     assert late[0] == 503
     assert server.process.wait(60) == 0
     assert server.family() == []
@@ -123,8 +124,6 @@ def test_a_killed_core_is_restarted_when_configured(launch):
 
 def test_a_killed_api_process_takes_core_and_worker_along(launch):
     """kill -9 of the leader leaves no process, and no shared memory of it."""
-    from pathlib import Path
-
     server = launch("tiny-pair.yaml")
     before = set(Path("/dev/shm").iterdir())
     (leader,) = [p for p in psutil.Process(server.process.pid).children() if "api_server" in " ".join(p.cmdline())]
@@ -132,3 +131,14 @@ def test_a_killed_api_process_takes_core_and_worker_along(launch):
     assert server.process.wait(20) == 5
     assert server.family() == []
     assert [p for p in set(Path("/dev/shm").iterdir()) if p in before and p.name.startswith("psm_")] == []
+
+
+def test_an_interrupt_while_the_model_loads_leaves_nothing(launch):
+    """vLLM is in the middle of its start; exit code 130, and no worker is orphaned."""
+    server = launch("tiny-pair.yaml", wait=False)
+    wait_until(lambda: "loading target weights" in server.log(), 240)
+    assert len(server.family()) > 3
+    server.process.send_signal(signal.SIGINT)
+    assert server.process.wait(30) == 130
+    assert "before the engine was ready" in server.log()
+    assert server.family() == []
