@@ -215,7 +215,8 @@ def _rounded(value: object) -> object:
             return {key: _rounded(item) for key, item in value.items()}
         case list():
             return [_rounded(item) for item in value]
-    return value
+        case _:
+            return value
 
 
 def main() -> int:
