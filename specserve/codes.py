@@ -165,4 +165,29 @@ def is_known(code: str) -> bool:
     """Whether ``--skip`` may name it."""
     from specserve.engine import known_bad
 
-    return code in CODES or code in {f"known-bad-{entry.id}" for entry in known_bad.entries()}
+    return code in CODES or code in {entry.code for entry in known_bad.entries()}
+
+
+def markdown() -> str:
+    """``docs/checks.md``."""
+    from specserve.engine import known_bad
+
+    lines = [
+        "# What `specserve check` can say",
+        "",
+        "Each finding has a code, which `--skip CODE` leaves out. Errors refuse with exit code 3; warnings and",
+        "information do not. Several codes come as an error or a warning, depending on how far off a value is.",
+        "This page is made from `specserve/codes.py` and `specserve/engine/known_bad.yaml` by `scripts/update-checks`.",
+    ]
+    for title, table in (("The pair", PAIR_CODES), ("The engine", ENGINE_CODES), ("Memory", MEMORY_CODES)):
+        lines += ["", f"## {title}", "", "| code | cause | remedy |", "|---|---|---|"]
+        lines += [f"| `{code}` | {_cell(cause)} | {_cell(remedy)} |" for code, (cause, remedy) in table.items()]
+    lines += ["", "## Combinations known to be bad", "", "| code | cause | remedy | reference |", "|---|---|---|---|"]
+    for entry in known_bad.entries():
+        cells = " | ".join(_cell(text) for text in (entry.says, entry.fix, entry.reference))
+        lines.append(f"| `{entry.code}` | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")

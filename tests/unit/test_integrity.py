@@ -1,0 +1,192 @@
+"""Files are the ones that were meant: hashes, manifests, and copies that are whole or not there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from specserve.errors import ConfigError
+from specserve.pair import integrity, pull
+from specserve.pair.facts import ModelFacts, read
+from tests import checkpoints as make
+from tests.hub_server import COMMIT, serve
+
+
+def quiet(_name: str, _n: int) -> None:
+    """No progress."""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> ModelFacts:
+    """A checkpoint on disk, with a file in a subfolder."""
+    folder = make.write(tmp_path / "model", make.small_llama())
+    (folder / "original").mkdir()
+    (folder / "original" / "notes.txt").write_text("hello")
+    return read(str(folder))
+
+
+def verdict(manifest: integrity.Manifest, model: ModelFacts) -> list[tuple[str, str]]:
+    """Place and sentence of each difference."""
+    return [(f.where, f.message) for f in integrity.verify(manifest, {"target_model": model}, quiet)]
+
+
+def test_lock_and_verify(model: ModelFacts, tmp_path: Path) -> None:
+    """What was locked verifies; the manifest survives its file."""
+    manifest = integrity.lock({"target_model": model}, quiet)
+    path = tmp_path / "prod.lock.json"
+    path.write_text(manifest.to_json())
+    again = integrity.read_manifest(path)
+    assert again == manifest
+    record = again.models["target_model"]["original/notes.txt"]
+    assert record == integrity.FileRecord(5, hashlib.sha256(b"hello").hexdigest())
+    assert verdict(again, model) == []
+
+
+def test_each_difference_is_named(model: ModelFacts) -> None:
+    """A changed byte, another size, a missing and a further file: one line each."""
+    manifest = integrity.lock({"target_model": model}, quiet)
+    assert model.folder is not None
+    weights = model.folder / "model.safetensors"
+    data = weights.read_bytes()
+    weights.write_bytes(data[:-1] + b"\x01")
+    (model.folder / "config.json").write_text("{}")
+    (model.folder / "tokenizer.json").unlink()
+    (model.folder / "new.txt").write_text("x")
+    found = dict(verdict(manifest, model))
+    assert "has SHA-256" in found["models.target_model.path: model.safetensors"]
+    assert "has 2 bytes, locked were" in found["models.target_model.path: config.json"]
+    assert found["models.target_model.path: tokenizer.json"] == "is missing"
+    assert found["models.target_model.path"] == "1 files are not in the manifest, e.g. new.txt"
+    assert len(found) == 4
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "nonsense",
+        "[]",
+        '{"models": {"target_model": {}}}',
+        '{"models": {"target_model": {"files": {"../../etc/passwd": {"size": 1, "sha256": "x"}}}}}',
+        '{"models": {"target_model": {"files": {"a": 1}}}}',
+    ],
+)
+def test_unusable_manifest(tmp_path: Path, body: str) -> None:
+    """A manifest that is broken, or that points outside, is a configuration error."""
+    path = tmp_path / "x.lock.json"
+    path.write_text(body)
+    with pytest.raises(ConfigError, match="cannot be used"):
+        integrity.read_manifest(path)
+
+
+def test_progress_counts_every_byte(model: ModelFacts) -> None:
+    """The bar's sum is the size of what was hashed."""
+    seen: list[int] = []
+    integrity.lock({"target_model": model}, lambda _name, n: seen.append(n))
+    assert model.folder is not None
+    assert sum(seen) == sum(integrity.files_below(model.folder).values())
+
+
+def test_single_hash_is_of_the_weights(model: ModelFacts) -> None:
+    """``sha256: <hash>`` means the one weights file; upper case and the prefix are fine."""
+    assert model.folder is not None
+    digest = hashlib.sha256((model.folder / "model.safetensors").read_bytes()).hexdigest()
+    assert list(integrity.check(model, "sha256:" + digest.upper().lower(), "models.target_model", quiet)) == []
+    assert [f.code for f in integrity.check(model, "0" * 64, "models.target_model", quiet)] == ["sha256-mismatch"]
+
+
+def test_copy_from_a_place(model: ModelFacts, tmp_path: Path) -> None:
+    """A copy goes on where it stopped and gets its name at the end."""
+    pytest.importorskip("fsspec")
+    store = tmp_path / "store"
+    url = f"file://{model.folder}"
+    final = pull.destination(store, url, None)
+    half = store / f".partial-{final.name}" / "model.safetensors"
+    half.parent.mkdir(parents=True)
+    assert model.folder is not None
+    whole = (model.folder / "model.safetensors").read_bytes()
+    half.write_bytes(whole[:1000])
+    copied: dict[str, int] = {}
+
+    def count(name: str, n: int) -> None:
+        copied[name] = copied.get(name, 0) + n
+
+    assert pull.from_place(url, store=store, progress=count) == final
+    assert copied["model.safetensors"] == len(whole) - 1000
+    assert integrity.files_below(final) == integrity.files_below(model.folder)
+    assert not half.parent.exists()
+    assert (final / "model.safetensors").read_bytes() == whole
+    with pytest.raises(ConfigError, match="nothing at this place"):
+        pull.from_place(f"file://{tmp_path}/none", store=store, progress=quiet)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A config of a target and a draft on disk."""
+    make.write(tmp_path / "target", make.llama())
+    make.write(tmp_path / "draft", make.small_llama())
+    path = tmp_path / "pair.yaml"
+    path.write_text(
+        f"models:\n  target_model: {{path: {tmp_path}/target}}\n  draft_model: {{path: {tmp_path}/draft}}\n"
+    )
+    return path
+
+
+def specserve(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own."""
+    program = (
+        "import sys\nfrom specserve import cli\nfrom specserve.commands import models\n"
+        "cli.program.add_command(models.models)\ncli.main()"
+    )
+    env = {"PATH": os.environ["PATH"], **environ}
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, env=env, check=False
+    )
+
+
+def test_commands(config: Path) -> None:
+    """Lock, verify, change one byte, verify again: 0, 0, 3; without a manifest 2."""
+    assert specserve("models", "verify", str(config)).returncode == 2
+    locked = specserve("models", "lock", str(config))
+    assert (locked.returncode, locked.stderr) == (0, "")
+    assert locked.stdout == f"{config.with_suffix('.lock.json')}: 8 files of 2 models\n"
+    assert set(json.loads(config.with_suffix(".lock.json").read_text())["models"]) == {"target_model", "draft_model"}
+    assert specserve("models", "verify", str(config)).returncode == 0
+    weights = config.parent / "draft" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    refused = specserve("models", "verify", str(config))
+    assert refused.returncode == 3
+    assert "Error: models.draft_model.path: model.safetensors: has SHA-256" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Hub with one sharded model."""
+    root = tmp_path_factory.mktemp("hub")
+    make.write(root / "org" / "model", make.small_llama(), shards=2)
+    with serve(root) as server:
+        yield server.url
+
+
+def test_pull_from_the_hub(hub: str, tmp_path: Path) -> None:
+    """A model is downloaded at its commit, appears whole, and the key to set is printed; again it is there already."""
+    path = tmp_path / "pair.yaml"
+    path.write_text(
+        f"models:\n  store: {tmp_path}/store\n  target_model: {{path: org/model}}\n"
+        "speculative_decoding: {method: ngram}\n"
+    )
+    environ = {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path / "cache")}
+    first = specserve("models", "pull", str(path), **environ)
+    final = tmp_path / "store" / f"org--model@{COMMIT[:12]}"
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.splitlines()[-1] == f"set models.target_model.path: {final}"
+    assert [p.name for p in final.parent.iterdir()] == [final.name]
+    assert read(str(final)).total_size_bytes == 82240
+    assert specserve("models", "pull", str(path), **environ).returncode == 0
