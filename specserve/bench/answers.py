@@ -14,6 +14,8 @@ CLEAR_GAP_NATS = 2.0
 MAX_CLEAR_SHARE = 0.05
 """Scored text is cut into tokens anew, which may move a few: only a larger share of clear gaps is corruption."""
 MAX_SCORED = 24
+EARLY = 0.1
+"""An answer that parts within this share of its length parted at once: near-ties are seldom that early."""
 EXCERPT = 80
 
 
@@ -62,24 +64,40 @@ def compare(workload: str, baseline: Sequence[Block], other: Sequence[Block], sc
     different = [p for p in prompts if ours[p] != theirs[p]]
     near = divergent = 0
     examples: list[dict[str, object]] = []
-    for prompt in different[:MAX_SCORED]:
-        gaps = score(prompt, theirs[prompt])
+    unscored: list[str] = []
+    for prompt in different:
+        gaps = score(prompt, theirs[prompt]) if near + divergent < MAX_SCORED else None
         if gaps is None:
+            unscored.append(prompt)
             continue
         bad = is_divergent(gaps)
         divergent, near = divergent + bad, near + (not bad)
-        if bad and len(examples) < 5:
+        if bad:
             examples.append(_example(prompt, ours[prompt], theirs[prompt], gaps))
+    repeated = _repeat(first)
+    early = [p for p in unscored if common_prefix(ours[p], theirs[p]) <= EARLY * len(ours[p])]
+    if not near + divergent and _is_widespread(len(early), len(prompts), repeated):
+        divergent, unscored = len(early), [p for p in unscored if p not in early]
+        examples += [_example(p, ours[p], theirs[p], ()) for p in early]
     return Answers(
         workload=workload,
         compared=len(prompts),
         identical=len(prompts) - len(different),
         near_ties=near,
         divergent=divergent,
-        unscored=len(different) - near - divergent,
-        repeat_differs=_repeat(first),
-        examples=examples,
+        unscored=len(unscored),
+        repeat_differs=repeated,
+        examples=examples[:5],
     )
+
+
+def _is_widespread(early: int, compared: int, repeated: int | None) -> bool:
+    """Without scores: most answers part at once, although the baseline agrees with itself.
+
+    >>> _is_widespread(9, 10, 0), _is_widespread(9, 10, 8), _is_widespread(2, 10, 0)
+    (True, False, False)
+    """
+    return early > compared / 2 and repeated is not None and repeated < compared / 10
 
 
 def _example(prompt: str, ours: str, theirs: str, gaps: Sequence[float]) -> dict[str, object]:

@@ -1,0 +1,161 @@
+"""The benchmark with vLLM's own client: servers of known speed first, then the real engine."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import requests
+
+from specserve.bench.result import Result, read
+
+pytestmark = pytest.mark.engine
+
+ROOT = Path(__file__).parents[2]
+STUB = ROOT / "tests" / "stub_engine.py"
+CONFIG = (
+    "server: {served_model_name: stub}\nmodels: {target_model: {path: stub}}\nspeculative_decoding: {method: ngram}\n"
+)
+
+Start = Callable[..., str]
+
+
+@pytest.fixture
+def stub() -> Iterator[Start]:
+    """Start a stub engine with flags; answers its URL."""
+    running: list[subprocess.Popen[bytes]] = []
+
+    def start(*flags: str) -> str:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        argv = [sys.executable, str(STUB), "--port", str(port), "--served-model-name", "stub", *flags]
+        running.append(subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        url = f"http://127.0.0.1:{port}"
+        wait_for(url)
+        return url
+
+    yield start
+    for process in running:
+        process.kill()
+        process.wait()
+
+
+def wait_for(url: str) -> None:
+    for _ in range(200):
+        try:
+            if requests.get(url + "/health", timeout=1).ok:
+                return
+        except requests.ConnectionError:
+            pass
+        time.sleep(0.05)
+    raise AssertionError(f"{url} does not answer")
+
+
+def bench(folder: Path, off: str, on: str, *extra: str) -> subprocess.CompletedProcess[str]:
+    """Run `specserve bench` on two servers that run."""
+    config = folder / "config.yaml"
+    config.write_text(CONFIG)
+    argv = [sys.executable, "-m", "specserve", "bench", str(config), "--url-baseline", off, "--url-speculative", on]
+    argv += [
+        "--workload",
+        "chat",
+        "--concurrency",
+        "2",
+        "--prompts",
+        "12",
+        "--max-tokens",
+        "24",
+        "--out",
+        str(folder / "out"),
+    ]
+    return subprocess.run([*argv, *extra], capture_output=True, text=True, timeout=240, check=False)
+
+
+def cells(out: subprocess.CompletedProcess[str]) -> list[dict]:
+    return json.loads(out.stdout)["cells"]
+
+
+def test_a_server_of_known_speed(stub: Start, tmp_path: Path) -> None:
+    """A server whose steps take two thirds of the time is 1.5 times faster; report, page and profile are written."""
+    out = bench(tmp_path, stub("--stub-step", "0.018"), stub("--stub-step", "0.012"), "--format", "json")
+    assert out.returncode == 0, out.stderr
+    (cell,) = cells(out)
+    assert cell["verdict"] == "faster"
+    assert cell["speedup"]["value"] == pytest.approx(1.5, rel=0.15)
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "Turn it on for chat up to 2 concurrent requests" in page
+    assert "<svg" in page
+    assert "src=" not in page
+    assert read(tmp_path / "out" / "result.json").complete
+
+
+def test_a_slower_server(stub: Start, tmp_path: Path) -> None:
+    """A server at two thirds of the speed is called slower, and the advice is to leave it off."""
+    out = bench(tmp_path, stub("--stub-step", "0.012"), stub("--stub-step", "0.018"), "--repeat", "2")
+    assert out.returncode == 0, out.stderr
+    assert "Leave it off for chat: 0." in out.stdout
+
+
+def test_corrupted_answers_fail_the_verdict(stub: Start, tmp_path: Path) -> None:
+    """A fast server that answers nonsense is no gain: exit code 6."""
+    out = bench(tmp_path, stub("--stub-step", "0.012"), stub("--stub-step", "0.004", "--stub-corrupt", "always"))
+    assert out.returncode == 6
+    assert "the arms do not give the same answers" in out.stderr
+    assert "Do not turn it on for chat" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_failing_requests_give_no_speedup(stub: Start, tmp_path: Path) -> None:
+    """An arm whose requests are refused is unsound: exit code 6 and no factor."""
+    out = bench(tmp_path, stub(), stub("--stub-completion-status", "500"), "--format", "json")
+    assert out.returncode == 6
+    (cell,) = cells(out)
+    assert (cell["verdict"], cell["speedup"]) == ("unsound", None)
+    assert "24 of 24 requests of 'speculative' failed" in cell["warnings"][1]
+
+
+def test_an_interrupted_bench_is_continued(stub: Start, tmp_path: Path) -> None:
+    """Ctrl-C keeps what was measured, and --resume measures the rest only."""
+    off, on = stub("--stub-step", "0.03"), stub("--stub-step", "0.02")
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    argv = [sys.executable, "-m", "specserve", "bench", str(tmp_path / "config.yaml"), "--url-baseline", off]
+    argv += [
+        "--url-speculative",
+        on,
+        "--workload",
+        "chat",
+        "--concurrency",
+        "2,4",
+        "--prompts",
+        "8",
+        "--max-tokens",
+        "16",
+    ]
+    argv += ["--out", str(tmp_path / "out")]
+    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    path = tmp_path / "out" / "result.json"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (path.exists() and measured(path)):
+        time.sleep(0.05)
+    process.send_signal(2)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    before = measured(path)
+    assert 1 <= len(before) < 8
+    again = subprocess.run([*argv, "--resume"], capture_output=True, text=True, timeout=240, check=False)
+    assert again.returncode == 0, again.stderr
+    after = read(path)
+    assert [b.started_seconds for b in after.blocks[: len(before)]] == before
+    assert (len(after.blocks), after.complete) == (8, True)
+
+
+def measured(path: Path) -> list[float]:
+    try:
+        return [b.started_seconds for b in Result.model_validate_json(path.read_text()).blocks]
+    except ValueError:
+        return []
