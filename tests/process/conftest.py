@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import signal
-import socket
 import sys
 import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
-from programs import DRIVER, MARK, STUB, Program, marked, start, start_on_terminal
+from programs import DRIVER, MARK, STUB, Program, marked, start, start_on_terminal, unused_port
 
 
 @pytest.fixture(autouse=True)
@@ -27,9 +26,7 @@ def mark(monkeypatch) -> Iterator[str]:
 @pytest.fixture
 def free_port() -> int:
     """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return unused_port()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import contextlib
 import os
 import pty
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -29,6 +30,13 @@ def wait_until(condition: Callable[[], object], seconds: float = 15.0, what: str
     while not condition():
         assert time.monotonic() < end, f"did not happen within {seconds} s: {what or condition}"
         time.sleep(0.01)
+
+
+def unused_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def marked(mark: str) -> list[psutil.Process]:

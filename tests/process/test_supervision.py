@@ -7,7 +7,7 @@ import threading
 
 import psutil
 import requests
-from programs import wait_until
+from programs import unused_port, wait_until
 
 
 def complete(url: str, into: list, max_tokens: int = 20) -> threading.Thread:
@@ -217,12 +217,11 @@ def test_after_kill_9_of_specserve_the_next_start_names_the_orphan_and_reap_ends
     assert third.ends() == 0
 
 
-def test_two_launches_side_by_side_do_not_mistake_each_other(launch, stub):
+def test_two_launches_side_by_side_do_not_mistake_each_other(launch):
     """An engine whose specserve lives is no leftover, also under --reap."""
     first = launch()
     first.says("engine log")
-    with_other_port = stub(answers=False).port + 1
-    second = launch("--reap", port=with_other_port)
+    second = launch("--reap", port=unused_port())
     second.says("engine log")
     assert first.process.poll() is None
     for program in (first, second):
