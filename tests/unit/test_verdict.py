@@ -1,0 +1,97 @@
+"""How a run ends for the user: which exception, which words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specserve.commands.launch import block
+from specserve.errors import EngineLost, EngineStartError, Interrupted
+from specserve.supervise.report import Serving
+from specserve.supervise.state import Limits, Machine, State
+from specserve.supervise.verdict import End, judge
+
+LIMITS = Limits(start_timeout_seconds=100, drain_timeout_seconds=70)
+LOG = Path("/logs/engine.log")
+
+
+def test_a_clean_drain_says_nothing():
+    """Stopped from running, by one signal, without KILL."""
+    judge(Machine(State.STOPPED, stop_signal="SIGTERM", stopped_from=State.RUNNING), End(LOG), LIMITS)
+
+
+def test_a_failed_start_names_cause_phase_and_remedy():
+    """The sentence, the last twenty lines without the noise of the exit, the whole log, and the fix of the cause."""
+    lines = [*(f"INFO line {n}" for n in range(25)), "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"]
+    noise = ["nanobind: leaked 514 functions!", ' - leaked function "x"', " - ... skipped remainder"]
+    end = End(LOG, "loading draft", ("Loading drafter model...", *lines, *noise), 1)
+    with pytest.raises(EngineStartError) as caught:
+        judge(Machine(State.FATAL, cause="exited with status 1"), end, LIMITS)
+    (problem,) = caught.value.problems
+    assert problem.message == (
+        "exited with status 1, in phase 'loading draft'; memory ran out while the draft was loaded"
+    )
+    assert problem.facts == (*((f"INFO line {n}",) for n in range(6, 25)), (lines[-1],), (f"whole log: {LOG}",))
+    assert problem.fix == "lower the target's share: more GPUs, or quantize"
+
+
+def test_what_the_last_check_met_stands_in_for_a_cause():
+    """A log that says nothing, but an engine that answered an error."""
+    end = End(LOG, "starting server", ("INFO all well",), -15, "http://h/v1/completions: answered 500: no")
+    with pytest.raises(EngineStartError, match="the last check met: http://h/v1/completions: answered 500: no"):
+        judge(Machine(State.FATAL, cause="not ready within 100 s"), end, LIMITS)
+
+
+def test_a_refusal_of_our_own_shows_no_engine_lines():
+    """The canary's words and remedy; the engine's log has nothing to add."""
+    machine = Machine(State.FATAL, cause="canary: corrupt: x", retry=False, fix="--set a=b")
+    with pytest.raises(EngineStartError) as caught:
+        judge(machine, End(LOG, "canary", ("INFO all well",), 0), LIMITS)
+    assert str(caught.value) == f"engine: canary: corrupt: x\n  whole log: {LOG}\nFix: --set a=b"
+
+
+def test_a_loss_after_ready_is_another_exception():
+    """Exit code 5, and it says that it had been ready."""
+    machine = Machine(State.FATAL, cause="was killed by SIGKILL", was_ready=True)
+    with pytest.raises(EngineLost, match="was killed by SIGKILL, after it had been ready"):
+        judge(machine, End(LOG), LIMITS)
+
+
+def test_a_drain_that_was_cut_off_by_kill_is_a_loss():
+    """Requests may have been lost, so 0 would be a lie."""
+    machine = Machine(State.STOPPED, stop_signal="SIGTERM", stopped_from=State.RUNNING, killed=True)
+    with pytest.raises(EngineLost, match="did not end within 70 s after SIGTERM and was killed"):
+        judge(machine, End(LOG), LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("machine", "words"),
+    [
+        (
+            Machine(State.STOPPED, stop_signal="SIGINT", stopped_from=State.STARTING),
+            "SIGINT before the engine was ready",
+        ),
+        (
+            Machine(State.STOPPED, stop_signal="SIGINT", stopped_from=State.RUNNING, killed=True, cut_short=True),
+            "ended without draining, as asked; running requests were cut off",
+        ),
+    ],
+)
+def test_what_the_user_cut_short_is_an_interrupt(machine, words):
+    """Exit code 130."""
+    with pytest.raises(Interrupted, match=words):
+        judge(machine, End(LOG), LIMITS)
+
+
+def test_the_block_leaves_out_what_is_not_known():
+    """No KV tokens, no sidecar: no rows for them; a target alone says so."""
+    serving = Serving("http://127.0.0.1:8000/v1", "tiny", None, None, None, 41.3, None, LOG)
+    assert block(serving) == (
+        "Ready\n"
+        "  URL                     http://127.0.0.1:8000/v1\n"
+        "  model                   tiny\n"
+        "  method                  none, the target alone\n"
+        "  time to ready           41.3 s\n"
+        "  engine log              /logs/engine.log"
+    )
