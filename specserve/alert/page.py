@@ -71,7 +71,8 @@ genuine = hmac.compare_digest(digest, expected) and abs(time.time() - int(stamp)
 
 `specserve alerts rules [CONFIG]` writes the rule file (the chart ships the one of the defaults). Ratios are ratios of
 summed rates over a model's replicas. Collapse, stalls, queues and devices are judged per replica, because a fleet
-hides one broken member. These rules tell Alertmanager what explains what:
+hides one broken member. `specserve alerts lint FILE --url URL` finds rules, also of your own, that ask for a series
+which nobody exports and so can never fire. These rules tell Alertmanager what explains what:
 
 ```yaml
 """

@@ -76,3 +76,22 @@ def metrics() -> None:
 
     for line in page.metrics():
         click.echo(line)
+
+
+@alerts.command()
+@click.argument("rules_file", type=click.Path(exists=True, dir_okay=False))
+@click.option("--url", "urls", multiple=True, metavar="URL", help="Server whose /metrics to read; may be repeated.")
+def lint(rules_file: str, urls: tuple[str, ...]) -> None:
+    """Check that every series in a Prometheus rule file is exported, by specserve or at a URL.
+
+    \b
+    specserve alerts lint my.rules.yaml --url http://127.0.0.1:8000
+    """
+    from specserve.alert.lint import exported, problems
+    from specserve.engine.client import EngineClient
+    from specserve.errors import ConfigError
+
+    present = {name for url in urls for name in exported(EngineClient(url).metrics_text())}
+    if found := list(problems(Path(rules_file).read_text("utf-8"), rules_file, present)):
+        raise ConfigError(found)
+    click.echo(f"{rules_file}: every series is exported")
