@@ -142,7 +142,7 @@ class Transition:
 def advance(m: Machine, event: Event, now: float, limits: Limits) -> Transition:  # noqa: PLR0911, PLR0912 - one case each
     """The one transition function."""
     match m.state, event:
-        case State.STOPPED, Start():
+        case State.STOPPED, Start() if not m.over:
             return _start(m, now, limits, "start")
         case State.STARTING, Ready():
             running = replace(m, state=State.RUNNING, since=now, deadline=None, was_ready=True, cause=None)
