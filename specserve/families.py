@@ -161,6 +161,7 @@ def _windows() -> Iterable[Family]:
         ("window_drafts", "drafts", "Drafts in the window: the sample size of lengths and positions."),
         ("window_generation_tokens", "tokens", "Output tokens in the window."),
         ("window_requests", "requests", "Finished requests in the window."),
+        ("window_http_answers", "answers", "HTTP answers in the window: the sample size of the error ratio."),
         ("acceptance_rate", "ratio", "Accepted / draft tokens, weighted by tokens; absent when nothing was drafted."),
         ("mean_acceptance_length", "tokens", "1 + accepted tokens / drafts (the bonus token counts)."),
         ("acceptance_rate_spread", "ratio", "Highest minus lowest acceptance rate among engines that drafted."),

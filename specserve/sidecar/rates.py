@@ -127,10 +127,11 @@ def _http(span: Span, label: str) -> dict[str, float]:
     everything = sum(answers.values())
     if everything <= 0:
         return {}
-    return {
+    shares = {
         key("specserve_http_error_ratio", status=status, window=label): answers.get(status, 0.0) / everything
         for status in ("4xx", "5xx")
     }
+    return {key("specserve_window_http_answers", window=label): everything, **shares}
 
 
 def _engines(span: Span, label: str) -> dict[str, float]:
