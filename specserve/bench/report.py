@@ -82,7 +82,9 @@ def _advice(workload: str, cells: Sequence[Cell]) -> str:
     slower = [c for c in known if c.verdict == "slower"]
     if faster and not slower:
         top = max(c.concurrency for c in faster)
-        return f"Turn it on for {workload} up to {top} concurrent requests: {_factors(faster)} faster per token."
+        open_at = ", ".join(str(c.concurrency) for c in cells if c.verdict in ("inconclusive", "unsound"))
+        rest = f" (no verdict at {open_at})" if open_at else ""
+        return f"Turn it on for {workload} up to {top} concurrent requests: {_factors(faster)} faster per token{rest}."
     if faster:
         limit = max((c.concurrency for c in faster if c.concurrency < min(s.concurrency for s in slower)), default=None)
         if limit is not None:
@@ -288,12 +290,13 @@ def _row(cells: Sequence[str]) -> str:
 
 
 _STYLE = (
-    ":root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;"
+    ":root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;max-width:80rem;margin:2rem auto;"
     "padding:0 1rem}"
-    "table{border-collapse:collapse;display:block;overflow-x:auto;font-size:14px}td,th{padding:.3rem .7rem;"
-    "border-bottom:1px solid #8884;text-align:left;white-space:nowrap}td:last-child{white-space:normal}"
+    "table{border-collapse:collapse;display:block;overflow-x:auto;font-size:13px}td,th{padding:.25rem .6rem;"
+    "border-bottom:1px solid #8884;text-align:left;max-width:32rem}th,td:not(:last-child){white-space:nowrap}"
+    "div{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(30rem,100%),1fr));gap:1rem}"
     "section:first-of-type p{font-size:1.15rem}svg{max-width:100%;height:auto;background:#fff;border-radius:6px}"
-    "figure{margin:1rem 0}"
+    "figure{margin:0}"
 )
 
 
@@ -303,7 +306,8 @@ def page(parts: Sequence[Part], title: str, plots: dict[str, str]) -> str:
     for part in parts:
         body.append(f"<section><h2>{html.escape(part.title)}</h2>")
         body += [f"<p>{html.escape(t)}</p>" for t in part.text]
-        body += [f"<figure>{plots[name]}</figure>" for name in part.plots if name in plots]
+        if drawn := [plots[name] for name in part.plots if name in plots]:
+            body.append("<div>" + "".join(f"<figure>{svg}</figure>" for svg in drawn) + "</div>")
         if part.table and part.table.rows:
             body.append(_html_table(part.table))
         body.append("</section>")
