@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import urllib3
+
 from specserve.config.load import Loaded
 from specserve.config.schema import Settings
 from specserve.engine import args, environment, introspect, logs, repairs
@@ -267,7 +269,7 @@ class _Run:
         self._end = End(
             self._launch.log, self._phases[-1], tuple(child.lines()), child.poll(), self._readiness.last_answer
         )
-        if self._record is not None:
+        if self._record is not None and not session_members(child.pid):
             self._record.unlink(missing_ok=True)
 
 
@@ -285,6 +287,8 @@ def limits(settings: Settings) -> Limits:
 def engine_client(settings: Settings) -> EngineClient:
     """A client of the engine on this machine. Its certificate is not checked: the name in it is not 127.0.0.1."""
     key = settings.server.api_key
+    if settings.server.tls.cert_file is not None:
+        urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
     return EngineClient(
         settings.base_url,
         key.get_secret_value() if key else None,

@@ -22,6 +22,7 @@ import queue
 import random
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -47,6 +48,7 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("up", flush=True)
 time.sleep(600)
 """
+STARTED = time.time()
 GARBAGE = ("\ufffd", "㋡", "ʭ", "ᚙ", "}};", "\x07", "ற", "0xq", "Ѫ", "▚")
 
 
@@ -144,6 +146,8 @@ class Metrics:
             h: Histogram(f"vllm:{h}", h, names, buckets=b, registry=self.registry).labels(*values)
             for h, b in self.HISTOGRAMS.items()
         }
+        self.http = Counter("http_requests", "Answers.", ["handler", "method", "status"], registry=self.registry)
+        Gauge("process_start_time_seconds", "Start.", registry=self.registry).set(STARTED)
         self.gauge = {
             g: Gauge(f"vllm:{g}", g, names, registry=self.registry).labels(*values)
             for g in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
@@ -342,6 +346,9 @@ class Handler(BaseHTTPRequestHandler):
         return None
 
     def send_body(self, body: bytes, content_type: str, status: int = 200) -> None:
+        if self.path.startswith("/v1"):
+            handler = self.path.partition("?")[0]
+            self.engine.metrics.http.labels(handler, self.command, f"{status // 100}xx").inc()
         self.send_response(status)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
@@ -586,6 +593,10 @@ class Process:
             raise SystemExit(1) from None
         self.load()
         server.server_activate()
+        if self.flags.ssl_certfile:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(self.flags.ssl_certfile, self.flags.ssl_keyfile)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         print("INFO:     Application startup complete.", flush=True)
         ready = time.monotonic()
@@ -613,6 +624,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, Switches]:
     parser.add_argument("--model")
     parser.add_argument("--served-model-name")
     parser.add_argument("--speculative-config")
+    parser.add_argument("--ssl-certfile")
+    parser.add_argument("--ssl-keyfile")
     parser.add_argument("--api-key", default=os.environ.get("VLLM_API_KEY"))
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--max-num-queued-reqs", type=int)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import threading
 
 import psutil
@@ -260,3 +261,18 @@ def test_on_a_terminal_phases_move_on_one_line_and_the_block_stays(launch):
     program.signal(signal.SIGINT)
     assert program.ends() == 0
     program.says("the engine has ended")
+
+
+def test_tls_and_an_api_key_do_not_stand_in_the_way_of_readiness(launch, tmp_path):
+    """A certificate for another name, and a key: our own checks pass, and nobody is warned about them."""
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subject = ("-subj", "/CN=llm.example", "-days", "1", "-nodes")
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", *subject, "-keyout", key, "-out", cert],
+                   check=True, capture_output=True)  # fmt: skip
+    settings = (f"server.tls.cert_file={cert}", f"server.tls.key_file={key}", "server.api_key=tops3cret")
+    program = launch(*(part for s in settings for part in ("--set", s)), "--api-key", "tops3cret")
+    program.says("engine log")
+    assert "https://127.0.0.1" in program.output
+    assert "Warning" not in program.output
+    program.signal(signal.SIGTERM)
+    assert program.ends() == 0
