@@ -16,6 +16,7 @@ from specserve.alert.rules import Guard, Rule
 from specserve.config.alerting import Above, AcceptanceRate, Alerts, Below, CustomRule, Severity, Timing
 from specserve.config.base import Section
 from specserve.config.schema import Settings
+from specserve.config.speculation import WITHOUT_DRAFT
 from specserve.families import FAMILIES, window_label
 
 
@@ -115,6 +116,8 @@ def _rule(definition: Definition, settings: Settings) -> Rule | None:
     limits = thresholds(alerts, definition.name)
     if not limits.active or limits.fire is None or definition.metric is None:
         return None
+    if definition.name == "DraftPositionsWasted" and not drafts_are_full(settings):
+        return None
     values = {
         "acceptance_window": window_label(alerts.acceptance_rate.window_seconds),
         "last_position": str(settings.speculative_decoding.num_speculative_tokens - 1),
@@ -154,6 +157,13 @@ def largest_drafting_batch(settings: Settings) -> int | None:
     if spec.schedule is not None:
         return max((last for _, last, tokens in spec.schedule if tokens > 0), default=0)
     return spec.max_batch_size
+
+
+def drafts_are_full(settings: Settings) -> bool:
+    """Whether every draft has num_speculative_tokens, so that a rare last position is a poor one."""
+    spec = settings.speculative_decoding
+    lengths = {tokens for _, _, tokens in spec.schedule or () if tokens > 0}
+    return settings.method not in WITHOUT_DRAFT and lengths <= {spec.num_speculative_tokens}
 
 
 def _custom(custom: CustomRule) -> Rule:

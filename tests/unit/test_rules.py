@@ -220,6 +220,23 @@ def test_speculation_inactive_knows_the_schedule() -> None:
     assert names(running=8) == ["SpeculationInactive"]
 
 
+@pytest.mark.parametrize(
+    ("speculation", "judged"),
+    [
+        ({}, True),
+        ({"schedule": [[1, 8, 5], [9, 64, 0]]}, True),
+        ({"schedule": [[1, 8, 5], [9, 64, 2]]}, False),
+        ({"method": "ngram"}, False),
+        ({"method": "suffix"}, False),
+    ],
+)
+def test_the_last_position_is_judged_where_drafts_reach_it(speculation: dict[str, Any], judged: bool) -> None:
+    """DraftPositionsWasted has no rule where drafts are shorter by design: lookup, several lengths."""
+    models = {"target_model": {"path": "target"}, "draft_model": {"path": "draft"}}
+    made = rules(Settings.model_validate({"models": models, "speculative_decoding": speculation}))
+    assert ("DraftPositionsWasted" in {rule.name for rule in made}) is judged
+
+
 def test_every_alert_is_consistent() -> None:
     """Each built-in alert has a setting, and each reading it names is of a family that is exported."""
     assert {d.name for d in definitions()} == {"AcceptanceRateLow", *Rules.model_fields}
