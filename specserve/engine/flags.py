@@ -16,7 +16,7 @@ _DRAFT_KEYS = frozenset(
     {"revision", "quantization", "max_model_len", "kv_cache_dtype", "attention_backend", "moe_backend"}
 )
 _NUMBERS = {"int": int, "float": float}
-_CASELESS = frozenset({"attention_backend", "moe_backend"})
+_CASELESS = frozenset({"attention_backend"})
 
 
 def check_command(command: EngineCommand, engine: EngineFacts) -> list[Problem]:
@@ -83,12 +83,7 @@ def _check_flag(option: str, values: list[str], engine: EngineFacts) -> Iterator
 def _bad_values(name: str, values: list[str], flag: Flag) -> Iterator[Problem]:
     for value in values:
         if flag.choices is not None and value not in flag.choices:
-            near = nearest(value, flag.choices)
-            yield Problem(
-                f"'{name}' cannot be {value!r}{near or ''}; it must be one of {', '.join(flag.choices)}",
-                where=_place(name),
-                fix=f"correct {_place(name)}",
-            )
+            yield _not_one_of(f"'{name}'", value, flag.choices, _place(name))
         elif flag.type in _NUMBERS and not _is_number(value, flag.type):
             yield Problem(f"'{name}' must be {flag.type}, got {value!r}", where=_place(name))
 
@@ -115,13 +110,10 @@ def _unknown_flag(name: str, engine: EngineFacts) -> Problem:
             where=_place(positive),
             fix=f"remove {_place(positive)}",
         )
-    near = nearest(name, [option for option in engine.flags if option.startswith("--")])
+    hint = did_you_mean(name, [option for option in engine.flags if option.startswith("--")])
     where = _place(name)
-    return Problem(
-        f"{engine.installed} has no flag '{name}'{near or ''}",
-        where=where,
-        fix=f"remove {where}" if near is None else f"correct {where}",
-    )
+    fix = f"correct {where}" if hint else f"remove {where}"
+    return Problem(f"{engine.installed} has no flag '{name}'{hint}", where=where, fix=fix)
 
 
 def _place(option: str) -> str:
@@ -130,33 +122,39 @@ def _place(option: str) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """``; did you mean 'x'?``, or None when nothing is near."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.75)
-    return f"; did you mean '{near[0]}'?" if near else None
+    """The known word that is spelt most alike; None when none is near."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.65)
+    return near[0] if near else None
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A clause for the end of a sentence, empty when nothing is near."""
+    near = nearest(word, known)
+    return f"; did you mean '{near}'?" if near else ""
+
+
+def _not_one_of(what: str, value: str, choices: Iterable[str], where: str) -> Problem:
+    near = nearest(value, choices)
+    hint = f" (did you mean '{near}'?)" if near else ""
+    return Problem(
+        f"{what} cannot be '{value}'{hint}; it must be one of {', '.join(choices)}", where=where, fix=f"correct {where}"
+    )
 
 
 def _check_key(key: str, value: Any, engine: EngineFacts) -> Iterator[Problem]:
     known, where = engine.speculative_keys, key_place(key)
     bare = key.replace("-", "_")
     if bare not in known:
-        near = nearest(bare, known)
-        yield Problem(
-            f"SpeculativeConfig of {engine.installed} has no key '{key}'{near or ''}",
-            where=where,
-            fix=f"remove {where}" if near is None else f"correct {where}",
-        )
+        hint = did_you_mean(bare, known)
+        fix = f"correct {where}" if hint else f"remove {where}"
+        yield Problem(f"SpeculativeConfig of {engine.installed} has no key '{key}'{hint}", where=where, fix=fix)
         return
     choices = known[bare]
     if choices is None or value is None or not isinstance(value, str):
         return
     given = value.upper() if bare in _CASELESS else value
     if given not in choices and not (bare in _CASELESS and given == "AUTO"):
-        near = nearest(given, choices)
-        yield Problem(
-            f"{engine.installed} has no {bare} '{value}'{near or ''}; it must be one of {', '.join(choices)}",
-            where=where,
-            fix=f"correct {where}",
-        )
+        yield _not_one_of(f"{bare} of {engine.installed}", value, choices, where)
 
 
 def key_place(key: str) -> str:

@@ -116,7 +116,7 @@ def cached(of: Installed, *, environ: Mapping[str, str]) -> EngineFacts | None:
     try:
         if path.stat().st_size > MAX_CACHE_BYTES:
             return None
-        return _facts(of, json.loads(path.read_text(encoding="utf-8")))
+        return parse(of, json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
@@ -137,7 +137,7 @@ def describe(of: Installed, *, environ: Mapping[str, str], timeout_seconds: floa
             return failed
         text = answer.read_text(encoding="utf-8")
     _keep(cache_file(of, environ), text)
-    return _facts(of, json.loads(text))
+    return parse(of, json.loads(text))
 
 
 def _ask(of: Installed, answer: Path, environ: Mapping[str, str], timeout_seconds: float) -> Finding | None:
@@ -191,7 +191,8 @@ def _keep(path: Path, text: str) -> None:
         return
 
 
-def _facts(of: Installed, answers: Mapping[str, Any]) -> EngineFacts:
+def parse(of: Installed, answers: Mapping[str, Any]) -> EngineFacts:
+    """The probe's JSON as facts. Raises KeyError, TypeError, ValueError or AttributeError for another shape."""
     flags = [
         Flag(tuple(f["options"]), f["kind"], _tuple(f["choices"]), f["type"], f["optional_value"])
         for f in answers.get("flags", {}).values()

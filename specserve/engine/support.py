@@ -290,11 +290,10 @@ def _environment(settings: Settings, engine: EngineFacts | None, environ: Mappin
 
 
 def _unknown_variable(name: str, engine: EngineFacts) -> Finding:
-    near = flags.nearest(name, engine.environment_names)
     return Finding(
         "environment-unknown",
         "warning",
         name,
-        f"{engine.installed} does not read it{near or ''}",
+        f"{engine.installed} does not read it{flags.did_you_mean(name, engine.environment_names)}",
         f"unset {name}",
     )

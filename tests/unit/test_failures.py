@@ -52,9 +52,9 @@ REAL = {
 }
 
 TOO_LONG = (
-    "ValueError: To serve at least one request with the model's max seq len (40960), (5.62 GiB KV cache is needed, which "
-    "is larger than the available KV cache memory (2.10 GiB). Based on the available memory, the estimated maximum model "
-    "length is 15296. Try increasing"
+    "ValueError: To serve at least one request with the model's max seq len (40960), (5.62 GiB KV cache is needed, "
+    "which is larger than the available KV cache memory (2.10 GiB). Based on the available memory, the estimated "
+    "maximum model length is 15296. Try increasing"
 )
 BUSY = (
     "ValueError: Free memory on device cuda:0 (10.1/79.1 GiB) on startup is less than desired GPU memory utilization "
