@@ -15,11 +15,11 @@ PACKAGE = ROOT / "specserve"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 LEVELS = [
-    {"__init__", "errors", "units", "findings", "log", "families", "gpu"},
+    {"__init__", "errors", "units", "findings", "codes", "log", "families", "gpu"},
     {"config", "pair"},
     {"engine"},
     {"supervise", "sidecar", "alert", "bench"},
-    {"preflight", "doctor", "serve", "watch", "arm", "measure", "verify"},
+    {"preflight", "doctor", "serve", "watch", "planning", "arm", "measure", "verify"},
     {"commands"},
     {"cli", "__main__"},
 ]
@@ -81,7 +81,11 @@ HOMES = {
     r"\bsignal\.signal\(": {"supervise/supervisor.py", "commands/sidecar.py"},
     r"\bsubprocess\.Popen\(": {"supervise/child.py", "bench/load.py"},
     r"[\"']vllm:": {"engine/metrics.py"},
-    r"^\s*(import|from) (torch|transformers|vllm)\b": {"engine/probe_vllm.py", "engine/repairs.py", "bench/client_worker.py"},
+    r"^\s*(import|from) (torch|transformers|vllm)\b": {
+        "engine/probe_vllm.py",
+        "engine/repairs.py",
+        "bench/client_worker.py",
+    },
     r"except\s*(Exception|BaseException)?\s*:|except Exception as": {"cli.py"},
 }
 """Pattern -> files (or folders) where it may stand. Code that runs inside the engine process has its own rules."""
