@@ -8,6 +8,7 @@ PAIR_CODES: Mapping[str, tuple[str, str]] = {
     # reading
     "checkpoint-missing": ("The path is neither a readable folder nor a Hub repository.", "Correct the path."),
     "config-missing": ("config.json is not there.", "Download the whole repository."),
+    "config-invalid": ("A size in config.json is not a whole number.", "Restore the original config.json."),
     "checkpoint-corrupt": (
         "A JSON file or a safetensors header is broken, truncated, too large, or contradicts the file's size.",
         "Download the named file again.",

@@ -138,7 +138,8 @@ def pair_findings(
 ) -> vocabulary.Verdict:
     """Every finding that the checkpoints alone decide. Works with what is there: one unreadable model hides nothing."""
     found: list[Finding] = []
-    native = native_types()
+    models = [f for f in (target, draft) if f is not None]
+    native = native_types() if any("auto_map" in f.config for f in models) else None
     for facts, key in ((target, "target_model"), (draft, "draft_model")):
         if facts is not None:
             is_head = key == "draft_model" and heads.kind_of(facts) not in (None, "draft_model")

@@ -150,6 +150,8 @@ def reading() -> Iterator[Pair]:
     yield Pair("no-folder", DRAFT, after=lambda f: shutil.rmtree(f / "target"), expect=says("checkpoint-missing"))
     yield Pair("no-config", DRAFT, after=_remove("target/config.json"), expect=says("config-missing"))
     yield Pair("only-config-and-weights", DRAFT, near="config-missing", after=_remove("draft/tokenizer_config.json"))
+    yield Pair("heads-in-words", small_llama(num_attention_heads="two"), expect=says("config-invalid"))
+    yield Pair("heads-per-layer", small_llama(num_key_value_heads=[2, 2]), near="config-invalid")
     yield Pair("truncated", DRAFT, after=_truncate("target/model.safetensors", 1), expect=says("checkpoint-corrupt"))
     yield Pair("rewritten", DRAFT, after=_truncate("target/model.safetensors", 0), near="checkpoint-corrupt")
     yield Pair("config-not-json", DRAFT, after=_file("target/config.json", b"{"), expect=says("checkpoint-corrupt"))

@@ -18,6 +18,15 @@ MAX_CONFIG_BYTES = 4 * 1024**2
 MAX_INDEX_BYTES = 32 * 1024**2
 MAX_TENSORS = 1_000_000
 INDEX = "model.safetensors.index.json"
+_SIZES = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size",
+    "head_dim", "max_position_embeddings", "n_embd", "n_head", "n_layer", "num_experts", "num_local_experts",
+    "n_routed_experts", "moe_intermediate_size", "kv_lora_rank", "sliding_window", "draft_vocab_size", "n_predict",
+    "num_nextn_predict_layers", "block_size",
+)  # fmt: skip
+"""Keys of config.json that count something. Some models give a list, one number per layer."""
+_LARGEST = 1 << 31
+_NEVER_ZERO = ("vocab_size", "hidden_size")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _NOT_WEIGHTS = ("adapter_", "training_args", "optimizer", "scheduler", "rng_state")
 
@@ -68,6 +77,7 @@ def describe(source: Source) -> ModelFacts:
     generation, tokenizer = small("generation_config.json"), small("tokenizer_config.json")
     tensors, total, notes = _weights(source, sizes, small(INDEX, MAX_INDEX_BYTES), problems)
     template = _chat_template(source, sizes, tokenizer, small("chat_template.json"))
+    problems += _config_faults(where, config)
     if problems:
         raise CheckpointRefused(problems)
     return ModelFacts(
@@ -75,6 +85,35 @@ def describe(source: Source) -> ModelFacts:
         total_size_bytes=total, generation_config=generation, tokenizer_config=tokenizer, files=tuple(sizes),
         sizes=sizes, chat_template=template, findings=tuple(notes), source=source,
     )  # fmt: skip
+
+
+def _config_faults(where: str, config: Mapping[str, Any]) -> Iterator[Finding]:
+    """Counts that are no counts. What reads the config later may rely on them."""
+    for prefix, section in _sections(config, "", 0):
+        for key in _SIZES:
+            value = section.get(key)
+            if value is not None and not _is_count(key, value):
+                message = f"{prefix}{key} is {str(value)[:60]!r}; it must be a whole number of at least {_least(key)}"
+                yield Finding(
+                    "config-invalid", "error", f"{where}/config.json", message, "restore the original config.json"
+                )  # fmt: skip
+
+
+def _sections(config: Mapping[str, Any], prefix: str, depth: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    yield prefix, config
+    for key, value in config.items():
+        if isinstance(value, dict) and depth < 3 and key.endswith(("_config", "model")):
+            yield from _sections(value, f"{prefix}{key}.", depth + 1)
+
+
+def _is_count(key: str, value: object) -> bool:
+    if isinstance(value, list):
+        return all(n is None or (type(n) is int and 0 <= n < _LARGEST) for n in value)
+    return type(value) is int and _least(key) <= value < _LARGEST
+
+
+def _least(key: str) -> int:
+    return 1 if key in _NEVER_ZERO else 0
 
 
 def read_json(source: Source, sizes: Mapping[str, int], name: str, limit: int) -> dict[str, Any]:

@@ -98,10 +98,14 @@ def aux_layers(head: Head) -> list[int] | None:
     """Layers of the target that the head reads, in vLLM's counting; None when its config leaves it to the target."""
     ids = head.config.get("eagle_aux_hidden_state_layer_ids")
     if not ids and isinstance(nested := head.config.get("dflash_config"), Mapping):
-        ids = [i + 1 for i in nested.get("target_layer_ids") or [] if type(i) is int]
+        ids = _whole_numbers(nested.get("target_layer_ids"), plus=1)
     if not ids and isinstance(nested := head.config.get("eagle_config"), Mapping):
         ids = nested.get("eagle_aux_hidden_state_layer_ids")
-    return [i for i in ids if type(i) is int] if isinstance(ids, list) and ids else None
+    return _whole_numbers(ids) or None
+
+
+def _whole_numbers(value: object, plus: int = 0) -> list[int]:
+    return [i + plus for i in value if type(i) is int] if isinstance(value, list) else []
 
 
 def _aux(target: ModelFacts, head: Head) -> Iterator[Finding]:

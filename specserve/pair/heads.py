@@ -111,12 +111,12 @@ def _speculators(settings: Settings, target: ModelFacts, draft: ModelFacts) -> I
         inner = draft.config.get("transformer_layer_config")
         model_type = inner.get("model_type", "llama") if isinstance(inner, Mapping) else None
         required = {"peagle": ("mask_token_id",), "eagle3": ()}.get(
-            kind, ("mask_token_id", "aux_hidden_state_layer_ids")
+            str(kind), ("mask_token_id", "aux_hidden_state_layer_ids")
         )
         missing = [k for k in required if k not in draft.config]
         if not isinstance(inner, Mapping):
             yield bad_config("transformer_layer_config is missing; vLLM cannot unwrap this speculators checkpoint")
-        elif kind not in _SPECULATORS:
+        elif str(kind) not in _SPECULATORS:
             yield bad_config(f"speculators_model_type {kind!r} is none that vLLM knows ({', '.join(_SPECULATORS)})")
         elif kind in ("eagle3", "peagle") and model_type not in ("llama", "qwen3"):
             yield bad_config(f"the head's layers are {model_type!r}; vLLM takes llama and qwen3 here")
@@ -135,8 +135,9 @@ def _verifier(target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:
     verifier = spec.get("verifier") if isinstance(spec, Mapping) else None
     if not isinstance(verifier, Mapping):
         return
-    trained_for, names = verifier.get("name_or_path"), verifier.get("architectures")
-    if isinstance(names, list) and names and target.architectures and not set(names) & set(target.architectures):
+    trained_for, given = verifier.get("name_or_path"), verifier.get("architectures")
+    names = [n for n in given if isinstance(n, str)] if isinstance(given, list) else []
+    if names and target.architectures and not set(names) & set(target.architectures):
         message = f"the head was trained for a {names[0]}; the target is a {target.architectures[0]}"
         yield Finding("head-verifier", "error", DRAFT, message, "use a head that was trained for this target")
     elif isinstance(trained_for, str) and trained_for and _name(trained_for) not in _target_names(target):
