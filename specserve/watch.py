@@ -31,6 +31,8 @@ from specserve.sidecar.probe import Assessment, Policy, context_of
 from specserve.sidecar.server import Pages, Server
 
 LOG = logging.getLogger("specserve.sidecar")
+STOP_SECONDS = 2.0
+"""A read that a hung engine never answers is not waited for."""
 Facts = Callable[[], Mapping[str, Any]]
 """What the caller knows and the engine's metrics do not tell. All optional:
 
@@ -120,7 +122,7 @@ class Watch:
     def stop(self) -> None:
         """End: send what receivers have not heard yet, keep the baseline, give the port back."""
         self._stop.set()
-        self._thread.join(self._interval + self._timeout)
+        self._thread.join(STOP_SECONDS)
         self._notifier.stop()
         baseline.save(self.observer.baseline, self._baseline_path)
         self._server.stop()

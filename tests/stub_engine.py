@@ -417,9 +417,9 @@ class Handler(BaseHTTPRequestHandler):
                 self.stream(body, steps, n_prompt, chat)
             else:
                 tokens = list(itertools.chain.from_iterable(steps))
-                text = "".join(tokens)
+                text, reason = stopped("".join(tokens), body.get("stop"))
                 content = {"message": {"role": "assistant", "content": text.lstrip()}} if chat else {"text": text}
-                choice = {"index": 0, "finish_reason": "length", "logprobs": None, **content}
+                choice = {"index": 0, "finish_reason": reason, "logprobs": None, **content}
                 self.send_json(
                     self.envelope(chat, choices=[choice], usage=usage(n_prompt, len(tokens)), streamed=False)
                 )
@@ -456,6 +456,12 @@ class Handler(BaseHTTPRequestHandler):
     def event(self, value: Any, *, last: bool = False) -> None:
         data = f"data: {value if isinstance(value, str) else json.dumps(value)}\n\n".encode()
         self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data) + (b"0\r\n\r\n" if last else b""))
+
+
+def stopped(text: str, stop: str | list[str] | None) -> tuple[str, str]:
+    """The text up to the first stop string, and the finish reason."""
+    ends = [text.find(s) for s in ([stop] if isinstance(stop, str) else stop or []) if s in text]
+    return (text[: min(ends)], "stop") if ends else (text, "length")
 
 
 def usage(prompt: int, completion: int) -> dict[str, int]:

@@ -63,8 +63,10 @@ class Canaries:
         return facts
 
     def _complete(self) -> None:
-        timeout = self._settings.sidecar.canary_timeout_seconds
-        self._outcomes.put((complete_one(self._client, timeout=timeout, clock=self._clock), None))
+        self._outcomes.put((self._one(), None))
+
+    def _one(self) -> CanaryOutcome:
+        return complete_one(self._client, timeout=self._settings.sidecar.canary_timeout_seconds, clock=self._clock)
 
     def _look(self) -> None:
         sent = self._clock()
@@ -74,5 +76,6 @@ class Canaries:
             outcome = CanaryOutcome("failed", sent, self._clock() - sent, error.problems[0].message)
             self._outcomes.put((outcome, None))
         else:
-            detail = "; ".join((result.verdict, *result.reasons))
-            self._outcomes.put((CanaryOutcome("ok", sent, result.seconds, detail), result))
+            if result.verdict != "ok":
+                LOG.warning("start-up canary: %s", result.verdict, extra={"reason": "; ".join(result.reasons)})
+            self._outcomes.put((self._one(), result))

@@ -156,8 +156,8 @@ class Probe:
 
     def _read(self, now: float, snapshot: EngineSnapshot) -> None:
         self._unread = self._unreachable = 0
-        tokens, finished = snapshot.total("generation_tokens"), snapshot.finished_requests
-        marker = (tokens, finished, snapshot.total("steps"), snapshot.total("prompt_tokens"))
+        tokens = snapshot.total("generation_tokens")
+        marker = (tokens, _succeeded(snapshot), snapshot.total("steps"))
         start = snapshot.process_start_seconds
         if self._is_restart(marker, start):
             self._started = self._stalled = None
@@ -284,6 +284,12 @@ class Probe:
                 return not fresh or rested or not (self._work and any(self._work))
             case _:
                 return False
+
+
+def _succeeded(snapshot: EngineSnapshot) -> float | None:
+    """Requests that ended well. Aborts and errors are no progress: a hung engine collects those too."""
+    counts = [n for s in snapshot.engines for r, n in (s.finished or {}).items() if r not in ("abort", "error")]
+    return sum(counts) if counts else None
 
 
 def context_of(facts: Mapping[str, Any]) -> Context:

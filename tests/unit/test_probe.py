@@ -135,6 +135,17 @@ def test_a_saturated_engine_is_never_stalled(life: Life) -> None:
     assert life.sent == []
 
 
+def test_aborted_requests_are_no_progress(life: Life) -> None:
+    """Clients of a hung engine give up and come again: their aborts and prompts do not make it alive."""
+    busy(life)
+    hang(life)
+    for _ in range(30):
+        life.engine.finished["abort"] += 3
+        life.engine.counters["prompt_tokens"] += 100
+        life.step()
+    assert life.log[-1].condition == "stalled"
+
+
 def test_slow_steps_are_not_hangs(life: Life) -> None:
     """A token every fourth read, canaries late: progress between any two failures clears them."""
     life.engine.running = 8

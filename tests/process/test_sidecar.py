@@ -1,0 +1,359 @@
+"""`specserve sidecar` beside an engine that hangs, starves, lies, forgets and comes back: all real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from programs import Program, start, wait_until
+
+INTERVAL, CANARY = 0.2, 0.7
+CONFIG = """
+server: {{port: {engine}, served_model_name: stub{server}}}
+models: {{target_model: {{path: /models/stub}}}}
+speculative_decoding: {{method: ngram, num_speculative_tokens: 3}}
+sidecar: {{port: {port}, scrape_interval_seconds: {interval}, canary_timeout_seconds: {canary},
+           canary_interval_seconds: {idle}, state_dir: {state}}}
+"""
+SPEC = ("--speculative-config", '{"num_speculative_tokens": 3}', "--served-model-name", "stub")
+
+
+@dataclass
+class Sidecar(Program):
+    """A running sidecar."""
+
+    def get(self, path: str, **headers: str) -> requests.Response:
+        return requests.get(self.url + path, headers=headers, timeout=5)
+
+    def status(self) -> dict[str, Any]:
+        return self.get("/status").json()
+
+    def condition(self) -> str:
+        return self.status()["condition"]
+
+    def probes(self) -> tuple[int, int, int]:
+        """Status codes of /startupz, /livez and /readyz."""
+        return tuple(self.get(path).status_code for path in ("/startupz", "/livez", "/readyz"))  # type: ignore[return-value]
+
+    def becomes(self, condition: str, seconds: float = 15.0) -> None:
+        wait_until(lambda: self.condition() == condition, seconds, f"condition {condition}: {self.output}")
+
+    def number(self, name: str) -> float | None:
+        """One sample of /metrics by its name and labels, the model left out."""
+        for line in self.get("/metrics").text.splitlines():
+            found, _, value = line.rpartition(" ")
+            if re.sub(r'model_name="[^"]*",?', "", found).replace(",}", "}").replace("{}", "") == name:
+                return float(value)
+        return None
+
+
+@pytest.fixture
+def sidecar(tmp_path) -> Iterator[Callable[..., Sidecar]]:
+    """``sidecar(engine_port)`` watches that port; it is stopped with SIGTERM and must end with 0."""
+    running: list[Sidecar] = []
+
+    def launch(engine: int, *flags: str, idle: float = 60.0, server: str = "", wait: bool = True) -> Sidecar:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        config = tmp_path / f"sidecar-{port}.yaml"
+        text = CONFIG.format(
+            engine=engine,
+            port=port,
+            interval=INTERVAL,
+            canary=CANARY,
+            idle=idle,
+            server=server,
+            state=tmp_path / "state",
+        )
+        config.write_text(text, encoding="utf-8")
+        argv = [sys.executable, "-m", "specserve", "sidecar", str(config), *flags]
+        program = Sidecar(**vars(start(argv, tmp_path / f"sidecar-{port}.log", port)))
+        running.append(program)
+        if wait:
+            program.says("sidecar at")
+        return program
+
+    yield launch
+    for program in running:
+        if program.process.poll() is None:
+            program.signal(signal.SIGTERM)
+        assert program.ends() == 0, program.output
+
+
+@contextlib.contextmanager
+def traffic(engine: Program, *, clients: int = 4, tokens: int = 50) -> Iterator[None]:
+    """Clients that send one completion after the other; an engine that fails them is their problem."""
+    enough = threading.Event()
+
+    def client() -> None:
+        while not enough.is_set():
+            body = {"model": "stub", "prompt": "a b c", "max_tokens": tokens}
+            with contextlib.suppress(requests.RequestException):
+                requests.post(f"{engine.url}/v1/completions", json=body, timeout=3)
+            time.sleep(0.01)
+
+    threads = [threading.Thread(target=client) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        enough.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_before_the_engine_listens_it_is_starting(stub, sidecar, free_port) -> None:
+    """Nobody there yet: alive, not started, not ready; then ready after the first completion, and no sooner."""
+    watcher = sidecar(free_port)
+    wait_until(lambda: watcher.condition() == "starting")
+    assert watcher.probes() == (503, 200, 503)
+    stub(*SPEC, port=free_port)
+    wait_until(lambda: watcher.probes() == (200, 200, 200))
+    assert watcher.number('specserve_canaries_total{result="ok"}') == 1
+
+
+def test_a_frozen_engine_is_stalled_and_comes_back(stub, sidecar) -> None:
+    """/health says 200 and /metrics answers, no step happens: stalled, within three reads and a canary's time-out."""
+    engine = stub(*SPEC, "--stub-step", 0.005)
+    watcher = sidecar(engine.port)
+    wait_until(lambda: watcher.probes()[2] == 200)
+    with traffic(engine):
+        watcher.becomes("progressing")
+        engine.control(freeze=True)
+        assert requests.get(f"{engine.url}/health", timeout=5).status_code == 200
+        watcher.becomes("stalled")
+        assert watcher.probes() == (200, 503, 503)
+        verdict = watcher.get("/livez").json()
+        assert "requests running" in verdict["reason"]
+        assert "canary failed" in verdict["reason"]
+        assert watcher.number('specserve_alert_firing{alert="EngineStalled",severity="critical"}') == 1
+        engine.control(freeze=False)
+        wait_until(lambda: watcher.probes() == (200, 200, 200))
+
+
+def test_an_engine_that_froze_while_idle_is_found(stub, sidecar) -> None:
+    """Nothing runs, so no counter can tell; the canaries can."""
+    engine = stub(*SPEC)
+    watcher = sidecar(engine.port, idle=0.5)
+    watcher.becomes("idle")
+    engine.control(freeze=True, running=0, waiting=0)
+    watcher.becomes("stalled")
+    assert watcher.probes()[1] == 503
+    engine.control(freeze=False)
+    wait_until(lambda: watcher.probes() == (200, 200, 200))
+
+
+def test_a_starved_engine_is_named_and_left_alive(stub, sidecar) -> None:
+    """Requests wait, none runs: alive, not ready."""
+    engine = stub(*SPEC)
+    watcher = sidecar(engine.port)
+    watcher.becomes("idle")
+    engine.control(starve=True)
+    with traffic(engine):
+        watcher.becomes("starved")
+        assert watcher.probes() == (200, 200, 503)
+        assert "starved is not hung" in watcher.get("/livez").json()["reason"]
+        engine.control(starve=False)
+        wait_until(lambda: watcher.probes() == (200, 200, 200))
+
+
+def test_a_saturated_engine_is_alive(stub, sidecar) -> None:
+    """Two slots, thirty clients, slow steps, canaries that would time out in the queue: never stalled, always ready."""
+    engine = stub(*SPEC, "--max-num-seqs", 2, "--stub-step", 0.1)
+    watcher = sidecar(engine.port)
+    watcher.becomes("idle")
+    with traffic(engine, clients=30):
+        watcher.becomes("progressing")
+        seen = set()
+        end = time.monotonic() + 6 * CANARY
+        while time.monotonic() < end:
+            seen.add((watcher.condition() in ("progressing", "suspect"), *watcher.probes()))
+            time.sleep(INTERVAL / 2)
+    assert seen == {(True, 200, 200, 200)}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [{"metrics_status": 500}, {"metrics_truncate": 3000}, {"metrics_truncate": 0}],
+    ids=["500", "half", "empty"],
+)
+def test_blind_is_not_dead(stub, sidecar, fault: dict[str, int]) -> None:
+    """Errors, half a body, no body: blind, said with the reason; alive and ready; old numbers are not shown as new."""
+    engine = stub(*SPEC)
+    watcher = sidecar(engine.port)
+    watcher.becomes("idle")
+    assert watcher.number("specserve_requests_running") == 0
+    engine.control(**fault)
+    watcher.becomes("blind")
+    assert watcher.probes() == (200, 200, 200)
+    assert "blind is not dead" in watcher.get("/livez").json()["reason"]
+    assert watcher.number("specserve_requests_running") is None
+    assert watcher.number('specserve_engine_condition{condition="blind"}') == 1
+    engine.control(metrics_status=200, metrics_truncate=-1)
+    watcher.becomes("idle")
+
+
+def test_an_engine_that_is_killed_is_down_and_a_new_one_starts_over(stub, sidecar) -> None:
+    """Down, then not alive; the next process has to prove itself, and the totals go on."""
+    engine = stub(*SPEC)
+    watcher = sidecar(engine.port)
+    watcher.becomes("idle")
+    engine.control(drafts=1000)
+    wait_until(lambda: (watcher.number("specserve_drafts_total") or 0) >= 1000)
+    engine.process.kill()
+    engine.process.wait()
+    watcher.becomes("down")
+    wait_until(lambda: watcher.probes() == (200, 503, 503))
+    stub(*SPEC, port=engine.port)
+    wait_until(lambda: watcher.probes() == (200, 200, 200))
+    assert (watcher.number("specserve_drafts_total") or 0) >= 1000
+    assert watcher.number("specserve_engine_restarts_total") == 1
+
+
+def test_acceptance_is_what_the_engine_did(stub, sidecar) -> None:
+    """Programmed rates come out, by position, and a counter reset in between bends nothing."""
+    engine = stub(*SPEC, "--stub-acceptance", "1,0.5,0")
+    watcher = sidecar(engine.port)
+    watcher.becomes("idle")
+    engine.control(drafts=4000)
+    wait_until(lambda: (watcher.number('specserve_window_drafts{window="1m"}') or 0) >= 4000)
+    engine.control(reset_counters=True)
+    engine.control(drafts=4000)
+    wait_until(lambda: (watcher.number('specserve_window_drafts{window="1m"}') or 0) >= 8000)
+    assert watcher.number('specserve_window_drafts{window="1m"}') == 8000
+    assert watcher.number('specserve_acceptance_rate{window="1m"}') == pytest.approx(0.5, abs=0.02)
+    positions = watcher.status()["windows"]["1m"]["acceptance_rate_per_position"]
+    assert [positions[str(i)] for i in range(3)] == [1.0, pytest.approx(0.5, abs=0.05), 0.0]
+
+
+def test_a_wrong_key_is_no_hang(stub, sidecar) -> None:
+    """Canaries are refused: alive; not ready without proof of a completion; the reason is in the log."""
+    engine = stub(*SPEC, "--api-key", "right")
+    watcher = sidecar(engine.port, server=", api_key: wrong")
+    watcher.says("answered 401")
+    assert watcher.probes() == (503, 200, 503)
+    assert "wrong" not in watcher.output
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "application/openmetrics-text;version=1.0.0;q=0.9,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+        "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,text/plain;version=1.0.0;q=0.3,*/*;q=0.2",
+        "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited;q=0.6,*/*;q=0.1",
+        "",
+    ],
+    ids=["prometheus-2", "prometheus-3", "protobuf", "none"],
+)
+def test_one_exposition_for_every_scraper(stub, sidecar, accept: str) -> None:
+    """text/plain 0.0.4 and the names of the table, whatever Accept says."""
+    watcher = sidecar(stub(*SPEC).port)
+    watcher.becomes("idle")
+    answer = watcher.get("/metrics", Accept=accept)
+    assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert re.search(r'^specserve_live\{model_name="stub"\} 1\.0$', answer.text, re.MULTILINE)
+    assert "# EOF" not in answer.text
+
+
+def test_the_page_and_the_paths(stub, sidecar) -> None:
+    """A page for people, JSON for programs, 404 with the paths, HEAD without a body, nothing else allowed."""
+    watcher = sidecar(stub(*SPEC).port)
+    watcher.becomes("idle")
+    page = watcher.get("/")
+    assert page.headers["Content-Type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in page.headers["Content-Security-Policy"]
+    assert page.text.startswith("<!doctype html>")
+    assert "/readyz" in watcher.get("/nothing").text
+    assert requests.head(watcher.url + "/metrics", timeout=5).content == b""
+    assert requests.post(watcher.url + "/status", timeout=5).status_code == 501
+
+
+def test_clients_that_say_nothing_block_nobody(stub, sidecar) -> None:
+    """More open connections than there are slots: they end after a while, and probes are answered again."""
+    watcher = sidecar(stub(*SPEC).port)
+    watcher.becomes("idle")
+    silent = [socket.create_connection(("127.0.0.1", watcher.port)) for _ in range(40)]
+
+    def answers() -> bool:
+        with contextlib.suppress(requests.RequestException):
+            return watcher.get("/livez").status_code == 200
+        return False
+
+    wait_until(answers)
+    for connection in silent:
+        connection.close()
+
+
+def run(*argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "specserve", *argv], capture_output=True, text=True, timeout=30, check=False
+    )
+
+
+def test_the_probe_command(stub, sidecar, free_port) -> None:
+    """Exit code 0 and 1 with the reason, also when nobody answers."""
+    engine = stub(*SPEC)
+    watcher = sidecar(engine.port)
+    watcher.becomes("idle")
+    assert run("probe", "ready", "--url", watcher.url).returncode == 0
+    engine.process.kill()
+    watcher.becomes("down")
+    wait_until(lambda: watcher.probes()[1] == 503)
+    asked = run("probe", "live", "--url", watcher.url)
+    assert asked.returncode == 1
+    assert asked.stdout.startswith("live: no: ")
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = nobody.getsockname()[1]
+    assert run("probe", "live", "--url", f"http://127.0.0.1:{port}").returncode == 1
+
+
+def test_the_status_command(stub, sidecar) -> None:
+    """The same on a terminal and as JSON; exit code 0 while ready, 1 while not, 5 without a sidecar."""
+    engine = stub(*SPEC)
+    watcher = sidecar(engine.port)
+    watcher.becomes("idle")
+    shown = run("status", "--url", watcher.url)
+    assert shown.returncode == 0
+    assert "condition  idle" in shown.stdout
+    assert json.loads(run("status", "--url", watcher.url, "--format", "json").stdout)["model_name"] == "stub"
+    engine.process.kill()
+    wait_until(lambda: watcher.probes()[2] == 503)
+    assert run("status", "--url", watcher.url).returncode == 1
+    missing = run("status", "--url", "http://127.0.0.1:9")
+    assert missing.returncode == 5
+    assert "no sidecar answers" in missing.stderr
+
+
+def test_a_taken_port_is_a_config_error(stub, sidecar) -> None:
+    """The port is named, and what to type; exit code 2."""
+    watcher = sidecar(stub(*SPEC).port)
+    config = next(Path(watcher.path.parent).glob("sidecar-*.yaml"))
+    refused = run("sidecar", str(config))
+    assert refused.returncode == 2
+    assert f"cannot listen on 127.0.0.1 port {watcher.port}" in refused.stderr
+    assert "Fix: --set sidecar.port=N" in refused.stderr
+
+
+def test_it_ends_within_its_time_while_the_engine_hangs(stub, sidecar) -> None:
+    """SIGTERM during a read that will never be answered: it still ends, with 0."""
+    engine = stub(*SPEC)
+    watcher = sidecar(engine.port)
+    watcher.becomes("idle")
+    engine.control(hang=True)
+    time.sleep(3 * INTERVAL)
+    watcher.signal(signal.SIGTERM)
+    assert watcher.ends(20) == 0
