@@ -101,17 +101,16 @@ def _coherent(text: str, tokens: int | None) -> str:
 
 
 def looping(text: str) -> str | None:
-    """The character or short piece that a text consists of; None for a text that goes on.
+    """The character or short piece that a whole text repeats, six times at least; None for a text that goes on.
 
     >>> looping("!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!"), looping("one, two, three, four, five, six, seven")
     ('!', None)
+    >>> looping("the the the the the the the")
+    'the '
     """
-    body = text.strip()
-    for length in range(1, 4):
-        piece = body[:length]
-        if len(body) >= 24 and piece * (len(body) // length) == body[: len(body) // length * length]:
-            return piece
-    return None
+    body = text.strip() + " "
+    pieces = (body[:n] for n in range(1, 9) if len(body) >= max(24, 6 * n))
+    return next((p for p in pieces if (p * len(body)).startswith(body.rstrip())), None)
 
 
 def _completion(subject: Subject) -> str:

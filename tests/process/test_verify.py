@@ -1,0 +1,99 @@
+"""The go-live list against a real server that is in order, or is not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+from programs import Program
+
+Stub = Callable[..., Program]
+
+DRAFTS = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 4}')
+CONFIG = (
+    "server: {served_model_name: stub}\nmodels: {target_model: {path: /m}}\nspeculative_decoding: {method: ngram}\n"
+)
+
+
+def verify(*arguments: object) -> tuple[int, dict[str, tuple[str, str]]]:
+    """Exit code, and status and message by check."""
+    argv = [sys.executable, "-m", "specserve", "verify", *map(str, arguments), "--format", "json"]
+    out = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert "Traceback" not in out.stderr
+    return out.returncode, {c["name"]: (c["status"], c["message"]) for c in json.loads(out.stdout)["checks"]}
+
+
+def config(folder: Path, text: str = CONFIG) -> Path:
+    path = folder / "config.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_server_in_order_passes(stub: Stub, tmp_path: Path) -> None:
+    """Every check passes or says why it does not apply, and CI can read the JUnit file."""
+    server = stub(*DRAFTS, "--stub-acceptance", "0.9,0.8,0.7,0.6")
+    code, checks = verify(config(tmp_path), "--url", server.url, "--junit", tmp_path / "junit.xml")
+    assert code == 0
+    assert {name for name, (status, _) in checks.items() if status != "PASS"} == {"api-key"}
+    assert checks["api-key"] == ("SKIP", "no API key is set")
+    suite = ElementTree.parse(tmp_path / "junit.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("10", "0", "1")
+
+
+def test_nonsense_fails(stub: Stub) -> None:
+    """A server that answers unprintable text is not fit, though it answers 200."""
+    code, checks = verify("--url", stub("--stub-corrupt", "always").url)
+    assert code == 6
+    assert checks["completion"][0] == "FAIL"
+    assert "unprintable" in checks["completion"][1]
+
+
+def test_a_loop_fails(stub: Stub) -> None:
+    """A server that says one word for ever is not fit."""
+    _, checks = verify("--url", stub("--stub-corrupt", "loop").url)
+    assert checks["completion"][0] == "FAIL"
+    assert "loops on" in checks["completion"][1]
+
+
+def test_speculation_that_is_not_there_fails(stub: Stub, tmp_path: Path) -> None:
+    """Configured speculation without a drafted token fails; without a configuration it does not apply."""
+    server = stub()
+    code, checks = verify(config(tmp_path), "--url", server.url)
+    assert code == 6
+    assert checks["speculation"] == ("FAIL", "speculation is configured, but the engine counts no drafts")
+    assert verify("--url", server.url)[1]["speculation"][0] == "SKIP"
+
+
+def test_low_acceptance_fails(stub: Stub, tmp_path: Path) -> None:
+    """Acceptance under the alert's threshold on repetitive text is no go, with both numbers."""
+    server = stub(*DRAFTS, "--stub-acceptance", "0.1,0.1,0.1,0.1")
+    _, checks = verify(config(tmp_path), "--url", server.url)
+    assert checks["speculation"][0] == "FAIL"
+    assert "must be at least 50.0 % (alerts.acceptance_rate.fire_below)" in checks["speculation"][1]
+
+
+def test_another_model_name_fails(stub: Stub, tmp_path: Path) -> None:
+    """A server that lists another name than the configuration's is named."""
+    server = stub()
+    text = CONFIG.replace("served_model_name: stub", "served_model_name: other")
+    _, checks = verify(config(tmp_path, text), "--url", server.url)
+    assert checks["models"] == ("FAIL", "/v1/models lists stub; must list other")
+
+
+def test_an_open_path_fails(stub: Stub, tmp_path: Path) -> None:
+    """With a key configured, a server that answers without it fails."""
+    (tmp_path / "key").write_text("k3y")
+    text = CONFIG.replace("served_model_name: stub", f"served_model_name: stub, api_key_file: {tmp_path}/key")
+    _, checks = verify(config(tmp_path, text), "--url", stub().url)
+    assert checks["api-key"] == ("FAIL", "answers without a key: /v1/models, /v1/completions")
+
+
+def test_a_dead_server_fails_every_check(free_port: int) -> None:
+    """Nothing listens: each check says so, and nothing is a traceback."""
+    code, checks = verify("--url", f"http://127.0.0.1:{free_port}")
+    assert code == 6
+    assert {status for name, (status, _) in checks.items() if name != "api-key"} == {"FAIL"}
