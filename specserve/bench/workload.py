@@ -262,5 +262,5 @@ def _masked(value: Any, key: str = "") -> Any:
 
 
 def _nonsense(word: str) -> str:
-    digest = hashlib.sha256(word.encode()).hexdigest()
+    digest = hashlib.sha256("".join(filter(str.isalnum, word)).encode()).hexdigest()
     return "".join("abcdefghijklmnop"[int(digest[i % 64], 16)] if c.isalnum() else c for i, c in enumerate(word))

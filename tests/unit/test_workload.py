@@ -1,0 +1,113 @@
+"""Workloads: what comes with specserve, and traces of many shapes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specserve.bench import workload
+from specserve.errors import ConfigError
+
+
+def trace(folder: Path, *lines: object) -> Path:
+    path = folder / "trace.jsonl"
+    path.write_text(
+        "\n".join(line if isinstance(line, str) else json.dumps(line, ensure_ascii=False) for line in lines)
+    )
+    return path
+
+
+def test_the_built_in_workloads_are_many_and_whole() -> None:
+    """Nine classes, more than two hundred different prompts, English and Chinese, each with its predictability."""
+    found = [workload.builtin(n) for n in workload.builtin_names()]
+    prompts = [r.messages[0]["content"] for w in found for r in w.requests if r.messages]
+    assert len(found) == 9
+    assert len(prompts) == len(set(prompts)) >= 200
+    assert all(w.predictability and w.description for w in found)
+    chinese = [p for p in prompts if any("\u4e00" <= c <= "\u9fff" for c in p)]
+    assert 30 <= len(chinese) < len(prompts) / 2
+
+
+def test_an_unknown_workload_is_named() -> None:
+    """A wrong name is answered with the right ones."""
+    with pytest.raises(ConfigError, match="unknown workload 'chta'; known: chat, "):
+        workload.builtin("chta")
+
+
+def test_the_same_seed_picks_the_same_prompts() -> None:
+    """A benchmark can be repeated: the choice depends on the seed alone."""
+    chat = workload.builtin("chat")
+    first, again = workload.pick(chat, 8, seed=1), workload.pick(chat, 8, seed=1)
+    assert first == again != workload.pick(chat, 8, seed=2)
+    assert len(first.requests) == 8
+
+
+def test_traces_of_many_shapes(tmp_path: Path) -> None:
+    """OpenAI bodies, wrapped bodies, completions, ShareGPT and plain text become requests."""
+    path = trace(
+        tmp_path,
+        {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 7},
+        {
+            "custom_id": "x",
+            "body": {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]},
+        },
+        {"prompt": "once", "temperature": 0.5},
+        {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
+        "plain text",
+    )
+    found = workload.from_file(path, max_tokens=99)
+    assert [r.messages or r.prompt for r in found.requests] == [
+        ({"role": "user", "content": "hi"},),
+        ({"role": "system", "content": "s"}, {"role": "user", "content": "u"}),
+        "once",
+        ({"role": "user", "content": "q"},),
+        "plain text",
+    ]
+    assert [r.max_tokens for r in found.requests] == [7, 99, 99, 99, 99]
+    assert not found.is_timed
+
+
+def test_recorded_times_start_at_zero(tmp_path: Path) -> None:
+    """A trace with a time for every request is replayed at them, in order."""
+    found = workload.from_file(trace(tmp_path, {"prompt": "b", "timestamp": 105.5}, {"prompt": "a", "timestamp": 100}))
+    assert [(r.prompt, r.at_seconds) for r in found.requests] == [("a", 0.0), ("b", 5.5)]
+    assert found.is_timed
+
+
+def test_every_bad_line_is_named(tmp_path: Path) -> None:
+    """All bad lines at once, each with its number."""
+    path = trace(tmp_path, {"prompt": "ok"}, "{broken", {"nothing": 1}, {"prompt": "x", "max_tokens": -1})
+    with pytest.raises(ConfigError) as caught:
+        workload.from_file(path)
+    assert [p.where for p in caught.value.problems] == [f"{path}:{n}" for n in (2, 3, 4)]
+
+
+def test_an_absent_or_empty_trace_is_an_error(tmp_path: Path) -> None:
+    """No file, or no request in it: one sentence."""
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        workload.from_file(tmp_path / "absent.jsonl")
+    with pytest.raises(ConfigError, match="holds no requests"):
+        workload.from_file(trace(tmp_path, ""))
+
+
+def test_redaction_drops_who_and_what_but_keeps_the_shape(tmp_path: Path) -> None:
+    """User ids and words go; lengths, repetition, roles and times stay."""
+    line = {"user": "ann@example.org", "timestamp": 3, "messages": [{"role": "user", "content": "Ann likes tea, tea!"}]}
+    count = workload.redact_file(trace(tmp_path, line), tmp_path / "out.jsonl", keep_text=False)
+    out = json.loads((tmp_path / "out.jsonl").read_text())
+    content = out["messages"][0]["content"]
+    assert count == 1
+    assert "ann" not in json.dumps(out).lower()
+    assert "tea" not in content
+    assert [len(w) for w in content.split(" ")] == [3, 5, 4, 4]
+    assert content.split(" ")[2][:3] == content.split(" ")[3][:3]
+    assert (out["timestamp"], out["messages"][0]["role"]) == (3, "user")
+
+
+def test_redaction_can_keep_the_text(tmp_path: Path) -> None:
+    """--keep-text drops only what tells who sent it."""
+    line = {"user": "ann", "prompt": "hello", "metadata": {"ip": "1.2.3.4"}}
+    workload.redact_file(trace(tmp_path, line), tmp_path / "out.jsonl", keep_text=True)
+    assert json.loads((tmp_path / "out.jsonl").read_text()) == {"prompt": "hello"}
