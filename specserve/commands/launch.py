@@ -26,16 +26,26 @@ if TYPE_CHECKING:
 STILL_SECONDS = 30.0
 """A phase that lasts is mentioned again this often where nothing moves on the screen."""
 
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
 
 @click.command()
 @config_command
 @click.option("--dry-run", is_flag=True, help="Print the engine's command and environment; check and start nothing.")
 @click.option("--skip", multiple=True, metavar="CODE", help="Leave out a preflight finding by its code.")
 @click.option("--reap", is_flag=True, help="First end what a killed specserve left behind.")
-@click.option("--engine-log", type=click.Path(dir_okay=False, path_type=Path), help="File for the engine's output.")
+@click.option("--engine-log", type=_FILE, help="File for the engine's output.")
+@click.option("--ready-file", type=_FILE, help="Written as JSON when the server is ready: for scripts that wait.")
 @click.pass_context
 def launch(
-    context: click.Context, *, loaded: Loaded, dry_run: bool, skip: tuple[str, ...], reap: bool, engine_log: Path | None
+    context: click.Context,
+    *,
+    loaded: Loaded,
+    dry_run: bool,
+    skip: tuple[str, ...],
+    reap: bool,
+    engine_log: Path | None,
+    ready_file: Path | None,
 ) -> None:
     """Start the server of CONFIG and stay with it until it is stopped.
 
@@ -55,14 +65,22 @@ def launch(
         secrets=loaded.secrets(),
         debug=debug,
         reap=reap,
+        ready_file=ready_file,
     )
 
 
-def run(plan: Callable[[], Launch], *, secrets: Iterable[str] = (), debug: bool = False, reap: bool = False) -> None:
+def run(
+    plan: Callable[[], Launch],
+    *,
+    secrets: Iterable[str] = (),
+    debug: bool = False,
+    reap: bool = False,
+    ready_file: Path | None = None,
+) -> None:
     """Plan and run a launch, with this terminal as its reporter."""
     from specserve import log, serve
 
-    with Display(animated=sys.stdout.isatty() and sys.stderr.isatty()) as display:
+    with Display(animated=sys.stdout.isatty() and sys.stderr.isatty(), ready_file=ready_file) as display:
         # After the display, which puts log lines above its moving line.
         log.setup(debug=debug, secrets=secrets)
         if display.animated and not debug:
@@ -75,8 +93,8 @@ def run(plan: Callable[[], Launch], *, secrets: Iterable[str] = (), debug: bool 
 class Display:
     """Phases on one moving line on a terminal, one line each otherwise; then the block."""
 
-    def __init__(self, *, animated: bool) -> None:
-        self.animated = animated
+    def __init__(self, *, animated: bool, ready_file: Path | None = None) -> None:
+        self.animated, self._ready_file = animated, ready_file
         self._status: Status | None = None
         self._phase, self._shown = "", 0.0
 
@@ -122,6 +140,8 @@ class Display:
     def _ready(self, serving: Serving) -> None:
         self._still()
         _say(block(serving))
+        if self._ready_file is not None:
+            write_ready(serving, self._ready_file)
 
     def _still(self) -> None:
         if self._status is not None:
@@ -139,6 +159,16 @@ def _finding(finding: Finding) -> None:
     fix = f"\n  Fix: {finding.fix}" if finding.fix else ""
     if finding.severity != "info":
         _say(f"{finding.severity.capitalize()}: {finding.where}: {finding.message}{fix}", err=True)
+
+
+def write_ready(serving: Serving, path: Path) -> None:
+    """What is known of the server, as JSON; a reader sees the whole file or none."""
+    import json
+    from dataclasses import asdict
+
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(asdict(serving), default=str, indent=1), encoding="utf-8")
+    temporary.replace(path)
 
 
 def block(serving: Serving) -> str:
