@@ -6,12 +6,19 @@ scripts/soak_sidecar.py [HOURS]
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import random
+import socket
+import subprocess
 import sys
+import tempfile
 import time
 import tracemalloc
 from pathlib import Path
+
+import psutil
+import requests
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -93,7 +100,52 @@ class Soak:
             self.worst_drift, self.compared = max(self.worst_drift, abs(true - seen)), self.compared + 1
 
 
+def real(minutes: float) -> None:
+    """Resident memory by minute, and the totals at the end, of a real sidecar beside the stub engine with traffic."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        ports = []
+        for _ in range(2):
+            with socket.create_server(("127.0.0.1", 0)) as probe:
+                ports.append(probe.getsockname()[1])
+        config = folder / "c.yaml"
+        config.write_text(
+            f"server: {{port: {ports[0]}, served_model_name: stub}}\nmodels: {{target_model: {{path: /models/stub}}}}\n"
+            "speculative_decoding: {method: ngram}\n"
+            f"sidecar: {{port: {ports[1]}, scrape_interval_seconds: 0.5, state_dir: {folder}}}\n"
+        )
+        stub = [sys.executable, str(ROOT / "tests" / "stub_engine.py"), "--port", str(ports[0]), "--model", "stub"]
+        watcher = [sys.executable, "-m", "specserve", "sidecar", str(config)]
+        processes = []
+        for argv in ([*stub, "--speculative-config", '{"num_speculative_tokens": 5}'], watcher):
+            process = stack.enter_context(
+                subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            )
+            stack.callback(process.kill)
+            processes.append(psutil.Process(process.pid))
+        time.sleep(5)
+        engine, sidecar, sizes = f"http://127.0.0.1:{ports[0]}", f"http://127.0.0.1:{ports[1]}", []
+        for minute in range(round(minutes) + 1):
+            sizes.append(processes[1].memory_info().rss / 2**20)
+            for _ in range(120 if minute < minutes else 0):
+                requests.post(f"{engine}/__control", json={"drafts": 20}, timeout=5)
+                time.sleep(0.5)
+        time.sleep(2)
+        sums = [_drafts(f"{engine}/metrics", "vllm:spec_decode_num"), _drafts(f"{sidecar}/metrics", "specserve")]
+        cpu = sum(processes[1].cpu_times()[:2]) / (time.time() - processes[1].create_time())
+        print(f"resident MiB by minute: {' '.join(f'{s:.1f}' for s in sizes)}")
+        print(f"drafts: engine {sums[0]:.0f}, sidecar {sums[1]:.0f}; CPU {cpu * 100:.1f} % of one core")
+
+
+def _drafts(url: str, prefix: str) -> float:
+    lines = requests.get(url, timeout=5).text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{prefix}_drafts_total{{"))
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["--real"]:
+        real(float(sys.argv[2]))
+        return
     hours = float(sys.argv[1]) if len(sys.argv) > 1 else 24.0
     soak, begun = Soak(), time.monotonic()
     tracemalloc.start()

@@ -19,7 +19,14 @@ CUT = (requests.exceptions.ChunkedEncodingError, requests.exceptions.ContentDeco
 
 
 def scrape(client: EngineClient, *, now: float, timeout: float, clock: Callable[[], float]) -> Scrape:
-    """One attempt to read the metrics; every way to fail has a name."""
+    """One attempt to read the metrics. Tried again at once when nobody answered: an API server closes connections
+    that were idle for five seconds (uvicorn's default), and a read that meets the closing is nobody's failure."""
+    found = _scrape(client, now, timeout, clock)
+    return _scrape(client, now, timeout, clock) if found.result == "unreachable" else found
+
+
+def _scrape(client: EngineClient, now: float, timeout: float, clock: Callable[[], float]) -> Scrape:
+    """Every way to fail has a name."""
     started = clock()
     try:
         snapshot = parse(client.metrics_text(timeout=timeout, max_bytes=MAX_BYTES), at_seconds=now)
