@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import threading
@@ -44,9 +45,26 @@ def stream(url: str, max_tokens: int) -> tuple[int, int | None, bool]:
     return 200, usage[-1]["completion_tokens"] if usage else None, events[-1] == "[DONE]"
 
 
-def processes(launched, part: str) -> list[psutil.Process]:
-    """Processes of the launch whose title or command line holds a word."""
-    return [p for p in launched.family() if part in " ".join([p.name(), *p.cmdline()])]
+class Engine:
+    """The engine's processes. By session, because vLLM's workers write a title over their own environment."""
+
+    def __init__(self, launched) -> None:
+        (self.leader,) = psutil.Process(launched.process.pid).children()
+
+    def members(self) -> list[int]:
+        """Living pids."""
+        return [p.pid for p in psutil.process_iter() if self._is_member(p)]
+
+    def core(self) -> psutil.Process:
+        """vLLM's EngineCore: the leader's child that is not Python's resource tracker."""
+        (core,) = [p for p in self.leader.children() if "resource_tracker" not in " ".join(p.cmdline())]
+        return core
+
+    def _is_member(self, process: psutil.Process) -> bool:
+        try:
+            return os.getsid(process.pid) == self.leader.pid and process.status() != psutil.STATUS_ZOMBIE
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            return False
 
 
 def test_the_tiny_pair_is_ready_and_says_so_once(engine_server):
@@ -83,6 +101,7 @@ def test_term_drains_eight_requests_and_leaves_nothing(launch):
     """Running requests finish in full, new ones get 503, exit code 0."""
     server = launch("tiny-pair.yaml")
     answers: list[tuple[int, int | None, bool]] = []
+    engine = Engine(server)
     threads = [threading.Thread(target=lambda: answers.append(stream(server.base_url, 900))) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -95,27 +114,26 @@ def test_term_drains_eight_requests_and_leaves_nothing(launch):
     assert answers == [(200, 900, True)] * 8
     assert late[0] == 503
     assert server.process.wait(60) == 0
-    assert server.family() == []
+    assert engine.members() == []
 
 
 def test_a_killed_engine_core_is_noticed_and_is_exit_code_5(launch):
     """The API process still lives then; within five seconds the loss is said, and no orphan remains."""
     server = launch("tiny-pair.yaml")
-    (core,) = processes(server, "EngineCore")
-    core.kill()
+    engine = Engine(server)
+    engine.core().kill()
     killed = time.monotonic()
     wait_until(lambda: "stopped because" in server.log() or server.process.poll() is not None, 5)
     assert time.monotonic() - killed < 5
     assert server.process.wait(20) == 5
     assert "after it had been ready" in server.log()
-    assert server.family() == []
+    assert engine.members() == []
 
 
 def test_a_killed_core_is_restarted_when_configured(launch):
     """engine.max_restarts brings a new engine up, and the log says which restart it was."""
     server = launch("tiny-pair.yaml engine.max_restarts=1 engine.restart_backoff_seconds=0.1")
-    (core,) = processes(server, "EngineCore")
-    core.kill()
+    Engine(server).core().kill()
     wait_until(lambda: server.log().count("\nReady\n") == 2, 300)
     assert "restart 1 of 1" in server.log()
     assert stream(server.base_url, 10) == (200, 10, True)
@@ -124,21 +142,25 @@ def test_a_killed_core_is_restarted_when_configured(launch):
 
 def test_a_killed_api_process_takes_core_and_worker_along(launch):
     """kill -9 of the leader leaves no process, and no shared memory of it."""
+    before = set(Path("/dev/shm").glob("psm_*"))
     server = launch("tiny-pair.yaml")
-    before = set(Path("/dev/shm").iterdir())
-    (leader,) = [p for p in psutil.Process(server.process.pid).children() if "api_server" in " ".join(p.cmdline())]
-    leader.kill()
+    engine = Engine(server)
+    created = set(Path("/dev/shm").glob("psm_*")) - before
+    assert len(engine.members()) > 2
+    assert created
+    engine.leader.kill()
     assert server.process.wait(20) == 5
-    assert server.family() == []
-    assert [p for p in set(Path("/dev/shm").iterdir()) if p in before and p.name.startswith("psm_")] == []
+    assert engine.members() == []
+    assert {path for path in created if path.exists()} == set()
 
 
 def test_an_interrupt_while_the_model_loads_leaves_nothing(launch):
     """vLLM is in the middle of its start; exit code 130, and no worker is orphaned."""
     server = launch("tiny-pair.yaml", wait=False)
     wait_until(lambda: "loading target weights" in server.log(), 240)
-    assert len(server.family()) > 3
+    engine = Engine(server)
+    assert len(engine.members()) > 2
     server.process.send_signal(signal.SIGINT)
     assert server.process.wait(30) == 130
     assert "before the engine was ready" in server.log()
-    assert server.family() == []
+    assert engine.members() == []
