@@ -54,6 +54,8 @@ class VirtualEngine:
     running: float = 0
     waiting: float = 0
     kv_usage: float = 0.0
+    awake: int | None = None
+    """Sleep state; None does not report it."""
     counters: dict[str, float] = field(default_factory=dict)
     per_position: list[float] = field(default_factory=list)
     finished: dict[str, float] = field(default_factory=lambda: {"stop": 0.0, "length": 0.0, "abort": 0.0})
@@ -109,6 +111,8 @@ class VirtualEngine:
                 lines += [f"vllm:{wire}_total{{{labels}}} {value}", f"vllm:{wire}_created{{{labels}}} 1.7e9"]
         for i, value in enumerate(self.per_position if style != "0.8-v0" else ()):
             lines.append(f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{{labels},position="{i}"}} {value}')
+        if self.awake is not None:
+            lines.append(f'vllm:engine_sleep_state{{{labels},sleep_state="awake"}} {self.awake}')
         for reason, value in self.finished.items():
             lines.append(f'vllm:request_success_total{{finished_reason="{reason}",{labels}}} {value}')
         for name in self.histograms:

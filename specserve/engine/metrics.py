@@ -20,7 +20,7 @@ from specserve.units import MIB
 MAX_BYTES = 16 * MIB
 MAX_LINES = 200_000
 
-Role = Literal["gauge", "counter", "position", "reason", "bucket", "sum", "count", "http", "start", "cache"]
+Role = Literal["gauge", "counter", "position", "reason", "bucket", "sum", "count", "http", "start", "cache", "sleep"]
 
 _OLD = "old:"
 _GAUGES = {
@@ -54,6 +54,7 @@ _OTHERS: dict[str, tuple[Role, str]] = {
     "vllm:request_success_total": ("reason", ""),
     "vllm:iteration_tokens_total_count": ("counter", "steps"),  # a histogram whose name ends in _total
     "vllm:cache_config_info": ("cache", ""),
+    "vllm:engine_sleep_state": ("sleep", ""),
     "http_requests_total": ("http", ""),
     "process_start_time_seconds": ("start", ""),
 }
@@ -141,6 +142,11 @@ class EngineSnapshot:
     def finished_requests(self) -> float | None:
         """Finished requests, whatever the reason, summed over engines."""
         return _sum(sum(s.finished.values()) for s in self.engines if s.finished)
+
+    @property
+    def asleep(self) -> bool:
+        """Whether an engine was put to sleep (``/sleep``): it takes requests and answers none until it is woken."""
+        return any(s.values.get("awake") == 0 for s in self.engines)
 
     @property
     def speculates(self) -> bool:
@@ -241,8 +247,10 @@ class _Reading:
                 buckets[bound] = buckets.get(bound, 0.0) + value
             case "sum":
                 _add(draft.sums, to, value)
-            case "count":
-                pass  # the infinite bucket says the same
+            case "sleep" if labels.get("sleep_state") == "awake":
+                draft.values["awake"] = value
+            case _:
+                pass  # a histogram's count is its infinite bucket; other sleep states say no more
 
 
 def _add(to: dict[str, float], name: str, value: float) -> None:

@@ -98,6 +98,7 @@ class Probe:
     _progress_at: float | None = None
     _work: tuple[float, float] | None = None
     """Running and waiting requests at the last read; None when not reported."""
+    _asleep: bool = False
     _still: int = 0
     """Reads in a row with work and without progress."""
     _unread: int = 0
@@ -132,7 +133,7 @@ class Probe:
             started=Verdict(self._started is not None, self._started or f"no completion yet; {self._seen()}"),
             live=self._live(condition, context),
             ready=self._settled(self._readiness(condition, context), condition, context),
-            wants_canary=self._wants_canary(now, condition),
+            wants_canary=context.state in (None, "running") and self._wants_canary(now, condition),
             since_progress_seconds=None
             if condition == "idle" or self._progress_at is None
             else now - self._progress_at,
@@ -164,7 +165,8 @@ class Probe:
             self._failures, self._was_ready = 0, False
         running, waiting = snapshot.total("running"), snapshot.total("waiting")
         self._work = None if running is None else (running, waiting or 0.0)
-        if marker != self._marker:
+        self._asleep = snapshot.asleep
+        if marker != self._marker or self._asleep:
             self._progress(now)
         elif self._work and any(self._work):
             self._still += 1
@@ -250,6 +252,7 @@ class Probe:
             (context.state not in (None, "running"), f"the supervisor is in state {context.state}"),
             (self._started is None, f"no completion has succeeded since the engine started; {self._seen()}"),
             (context.blocked is not None, str(context.blocked)),
+            (self._asleep, "the engine was put to sleep"),
             (cannot, f"{condition}: {self._stalled or self._seen()}"),
             (self._failures, f"{condition}, and the canary failed: {canary}"),
         )
@@ -259,6 +262,7 @@ class Probe:
     def _settled(self, raw: Verdict, condition: str, context: Context) -> Verdict:
         """Damped: what is certain changes at once, the rest after `Policy.settle` reads that agree."""
         managed = context.state not in (None, "running") or context.blocked is not None
+        managed = managed or self._asleep
         certain = not raw.ok and (condition in ("draining", "stalled", "starved") or self._started is None or managed)
         first = raw.ok and not self._was_ready
         self._disagreeing = self._disagreeing + 1 if raw.ok != self._ready else 0
@@ -268,7 +272,7 @@ class Probe:
         return raw if raw.ok == self._ready else Verdict(self._ready, f"not changed yet by one read: {raw.reason}")
 
     def _wants_canary(self, now: float, condition: str) -> bool:
-        if self._in_flight or self._unreachable or condition == "draining":
+        if self._in_flight or self._unreachable or self._asleep or condition == "draining":
             return False
         rested = self._canary_sent is None or now - self._canary_sent >= self.policy.canary_interval_seconds
         since = -1.0 if self._progress_at is None else self._progress_at

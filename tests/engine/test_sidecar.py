@@ -77,7 +77,7 @@ def test_every_number_of_the_real_engine_is_read(engine_server):
     (sample,) = seen.engines
     assert set(sample.values) == {
         "running", "waiting", "kv_cache_usage_ratio", "drafts", "draft_tokens", "accepted_tokens", "generation_tokens",
-        "prompt_tokens", "preemptions", "prefix_cache_queries", "prefix_cache_hits", "steps",
+        "prompt_tokens", "preemptions", "prefix_cache_queries", "prefix_cache_hits", "steps", "awake",
     }  # fmt: skip
     assert set(sample.histograms) == {
         "time_to_first_token", "time_per_output_token", "inter_token_latency", "request_latency", "queue_time",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -280,6 +281,25 @@ def test_the_page_and_the_paths(stub, sidecar) -> None:
     assert "/readyz" in watcher.get("/nothing").text
     assert requests.head(watcher.url + "/metrics", timeout=5).content == b""
     assert requests.post(watcher.url + "/status", timeout=5).status_code == 501
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+def test_the_page_in_a_browser(stub, sidecar) -> None:
+    """Chromium lays it out, draws four charts, and finds nothing to complain of: no script, no foreign address."""
+    watcher = sidecar(stub(*SPEC).port)
+    watcher.becomes("idle")
+    argv = [
+        "chromium",
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--enable-logging=stderr",
+        "--window-size=360,800",
+    ]
+    seen = subprocess.run([*argv, "--dump-dom", watcher.url], capture_output=True, text=True, timeout=60, check=True)
+    assert seen.stdout.count("<svg") == 4
+    assert ">idle</span>" in seen.stdout
+    assert "CONSOLE" not in seen.stderr
 
 
 def test_clients_that_say_nothing_block_nobody(stub, sidecar) -> None:

@@ -135,6 +135,18 @@ def test_a_saturated_engine_is_never_stalled(life: Life) -> None:
     assert life.sent == []
 
 
+def test_a_sleeping_engine_is_not_hung(life: Life) -> None:
+    """Put to sleep with requests inside: alive, not ready, not disturbed by canaries; ready again when awake."""
+    busy(life)
+    hang(life)
+    life.engine.awake = 0
+    seen = life.steps(60)
+    assert (seen.live.ok, seen.ready.ok, seen.ready.reason) == (True, False, "the engine was put to sleep")
+    assert life.sent == []
+    life.engine.awake = 1
+    assert life.steps(2, work=10).ready.ok
+
+
 def test_aborted_requests_are_no_progress(life: Life) -> None:
     """Clients of a hung engine give up and come again: their aborts and prompts do not make it alive."""
     busy(life)
@@ -258,6 +270,17 @@ def test_the_supervisor_restarts_what_crashed(life: Life) -> None:
     assert (seen.condition, seen.live.ok, seen.ready.ok) == ("starting", True, False)
     life.context = Context(state="fatal")
     assert not life.step("unreachable").live.ok
+
+
+def test_no_canary_disturbs_the_supervisors_start(life: Life) -> None:
+    """The supervisor asks the new engine itself; once it says running, the tokens it saw count as proof."""
+    new = Life(context=Context(state="starting"))
+    new.steps(5)
+    new.engine.work(plain=40)
+    assert (new.step().ready.ok, new.sent) == (False, [])
+    new.context = Context(state="running")
+    assert new.step().ready.ok
+    assert new.sent == []
 
 
 def test_a_blocked_server_is_not_ready(life: Life) -> None:
