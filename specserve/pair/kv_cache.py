@@ -36,7 +36,7 @@ class CacheGroup:
             case "chunked":
                 return _up(min((self.layer.window or length) + shape.in_flight_tokens, length), self.block_tokens)
             case "state":
-                return 1 + shape.num_speculative_tokens + int(shape.prefix_caching)
+                return 1 + shape.num_speculative_tokens + int(shape.state_checkpoints)
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class CachePlan:
     block_bytes: int
     """Bytes of one block of the pool on one GPU."""
     shape: Shape
+    layers: tuple[CacheLayer, ...] = ()
 
     def request_blocks(self, length: int) -> int:
         """Blocks of one request of ``length`` tokens."""
@@ -107,7 +108,7 @@ def arrange(layers: Sequence[CacheLayer], shape: Shape) -> CachePlan:
         return CachePlan((), 0, shape)
     if len(kinds) == 1 and layers[0].kind != "state":
         page = sum(layer.token_bytes for layer in layers) * block
-        return CachePlan((CacheGroup(layers[0], len(layers), block, page),), page, shape)
+        return CachePlan((CacheGroup(layers[0], len(layers), block, page),), page, shape, tuple(layers))
     return _mixed(layers, attention, block, shape)
 
 
@@ -128,7 +129,7 @@ def _mixed(layers: Sequence[CacheLayer], attention: Sequence[CacheLayer], block:
         for (_, _, own), bucket in buckets.items()
         for _ in range(_up(len(bucket), width))
     ]
-    return CachePlan(tuple(groups), width * page, shape)
+    return CachePlan(tuple(groups), width * page, shape, tuple(layers))
 
 
 def _hybrid_block(state: int, token_bytes: int, block: int, shape: Shape) -> int:

@@ -18,8 +18,12 @@ SAMPLER_BYTES = 12.3
 """Per logit of the profiled sampler since 0.17: three float32 copies and indices, besides the logits themselves."""
 WIDE_SAMPLER_BYTES = 36.3
 """Per logit until 0.16: the sampler sorted the whole vocabulary (values, int64 indices, cumulated probabilities)."""
-SECOND_RUNNER_SAMPLER_BYTES = 8.3
-"""Per logit with Model Runner V2."""
+SECOND_RUNNER_SAMPLER_BYTES = 8.0
+"""Per logit with Model Runner V2: the logits in float32, and one copy."""
+MAX_ITEM_TOKENS = 16384
+"""Tokens of the largest image of a tower with dynamic resolution (Qwen-VL's default of 16384 merged patches)."""
+SPECULATIVE_SAMPLER_BYTES = 31.0
+"""Per logit when drafts are verified (first runner, since 0.17): float32 target logits, a sort for top-p, probabilities."""
 FIXED_ACTIVATION = 87 * MIB
 """Attention metadata, input buffers, cuBLAS scratch."""
 
@@ -32,38 +36,37 @@ class Overhead:
     """Peak of the profiling run: this comes out of the budget."""
     cuda_graphs: int
     non_torch: int
+    collectives: int
+    """What NCCL still takes after the KV cache is sized: outside the budget."""
     unprofiled_logits: int
     """Logits of draft tokens that a full step needs and the profiling run does not show."""
 
 
 def of_stage(config: Config, shape: Shape, *, gpu_name: str | None, first: bool, last: bool, layers: int,
-             towers: bool) -> Overhead:  # fmt: skip
-    """Overhead of one pipeline stage with this many layers."""
+             tower: Config | None) -> Overhead:  # fmt: skip
+    """Overhead of one pipeline stage with this many layers. ``tower`` is the config of a vision tower."""
     return Overhead(
-        activation=activation(config, shape, first=first, last=last, towers=towers and first),
+        activation=activation(config, shape, first=first, last=last, tower=tower),
         cuda_graphs=cuda_graphs(config, shape, layers), non_torch=non_torch(shape, gpu_name),
+        collectives=late_collectives(shape, gpu_name),
         unprofiled_logits=unprofiled_logits(config, shape) if last else 0,
     )  # fmt: skip
 
 
-def activation(config: Config, shape: Shape, *, first: bool, last: bool, towers: bool) -> int:
-    """Peak of the profiling step: the larger of one layer's forward pass and the sampler, plus what outlives both."""
-    hidden, tokens, width = (
-        first_int(config, "hidden_size", "n_embd", "d_model") or 4096,
-        shape.max_num_batched_tokens,
-        0,
-    )
-    width = shape.dtype_bytes
+def activation(config: Config, shape: Shape, *, first: bool, last: bool, tower: Config | None) -> int:
+    """Peak of the profiling step: the largest of encoder, one layer's forward pass and sampler, and what stays."""
+    hidden, width = first_int(config, "hidden_size", "n_embd", "d_model") or 4096, shape.dtype_bytes
     if shape.accounting.v0:
         return _v0_activation(config, shape, hidden)
-    between = 0 if first else 2 * tokens * hidden * width  # hidden states and residual from the stage before
-    forward = forward_bytes(config, shape, hidden)
-    sampler = sampler_bytes(config, shape) if last else 0
-    kept = tokens * hidden * width
-    encoder = encoder_bytes(config, shape, hidden) if towers else 0
-    return int(
-        max(forward, sampler + kept) + moe_workspace(config, shape, hidden) + between + encoder + FIXED_ACTIVATION
-    )
+    tokens = shape.max_num_batched_tokens
+    received = 0 if first else 2 * tokens * hidden * width  # hidden states and residual of the stage before
+    sampler = tokens * hidden * width + sampler_bytes(config, shape) if last else 0
+    outputs = encoder = 0
+    if tower is not None and first:
+        items = max(tokens, MAX_ITEM_TOKENS if _dynamic_resolution(tower) else 0)
+        outputs, encoder = 2 * items * hidden * width, encoder_bytes(tower, shape, items)
+    peak = max(forward_bytes(config, shape, hidden), sampler, encoder)
+    return int(peak + moe_workspace(config, shape, hidden) + received + outputs + FIXED_ACTIVATION)
 
 
 def logit_rows(shape: Shape) -> int:
@@ -83,6 +86,8 @@ def sampler_bytes(config: Config, shape: Shape) -> float:
         per_logit = WIDE_SAMPLER_BYTES
     elif shape.second_runner:
         per_logit = SECOND_RUNNER_SAMPLER_BYTES
+    elif shape.method is not None:
+        per_logit = SPECULATIVE_SAMPLER_BYTES
     return logit_rows(shape) * vocabulary(config) * (shape.dtype_bytes + per_logit)
 
 
@@ -107,7 +112,7 @@ def moe_workspace(config: Config, shape: Shape, hidden: int) -> int:
     MXFP4 kernels (gpt-oss) bring none.
     """
     top = first_int(config, "num_experts_per_tok", "num_experts_per_token", "moe_topk") or 0
-    if not expert_count(config) or not top or shape.quantization == "mxfp4":
+    if not expert_count(config) or not top or shape.weight_format == "mxfp4":
         return 0
     inner = (first_int(config, "moe_intermediate_size", "intermediate_size") or hidden) // (
         shape.tp if shape.ep == 1 else 1
@@ -116,9 +121,19 @@ def moe_workspace(config: Config, shape: Shape, hidden: int) -> int:
     return rows * (max(2 * inner, hidden) + max(inner, hidden)) * shape.dtype_bytes
 
 
-def encoder_bytes(config: Config, shape: Shape, hidden: int) -> int:
-    """Multimodal profiling: one batch of encoder outputs in the encoder cache and its copy in the input."""
-    return 2 * shape.max_num_batched_tokens * hidden * shape.dtype_bytes
+def _dynamic_resolution(tower: Config) -> bool:
+    """Towers that take images of any size (they merge patches) are profiled with the largest one."""
+    return bool(tower.get("spatial_merge_size") or tower.get("out_hidden_size"))
+
+
+def encoder_bytes(tower: Config, shape: Shape, items: int) -> int:
+    """One layer of the vision tower on the largest image: patches x (input, residual, output, and the MLP twice)."""
+    if not _dynamic_resolution(tower):
+        return 0
+    width = first_int(tower, "hidden_size", "embed_dim") or 1024
+    inner = (first_int(tower, "intermediate_size") or 4 * width) // shape.tp
+    merged = (first_int(tower, "spatial_merge_size") or 2) ** 2
+    return items * merged * (3 * width + 2 * inner) * shape.dtype_bytes
 
 
 def _v0_activation(config: Config, shape: Shape, hidden: int) -> int:
@@ -128,23 +143,31 @@ def _v0_activation(config: Config, shape: Shape, hidden: int) -> int:
     return int(max(forward, shape.max_num_seqs * vocabulary(config) * 4 * 3))
 
 
-def graph_sizes(shape: Shape) -> int:
-    """Batch sizes that are captured: 1, 2, 4, every 8th to 256, every 16th to the largest, which is at most 512."""
-    largest = min(512, 2 * shape.max_num_seqs * (1 + shape.num_speculative_tokens), shape.max_num_batched_tokens)
-    return (
-        sum(1 for n in (1, 2, 4) if n <= largest)
-        + len(range(8, min(largest + 1, 256), 8))
-        + len(range(256, largest + 1, 16))
-    )
+def graph_sizes(shape: Shape) -> tuple[int, int]:
+    """How many batch sizes are captured in pieces, and how many whole (decode steps only).
+
+    Sizes are 1, 2, 4, every 8th to 256 and every 16th to the largest; the largest is twice a full decode step, at
+    most 512.
+
+    >>> from types import SimpleNamespace
+    >>> graph_sizes(SimpleNamespace(max_num_seqs=1024, num_speculative_tokens=0, max_num_batched_tokens=8192))
+    (51, 51)
+    """
+    step = shape.max_num_seqs * (1 + shape.num_speculative_tokens)
+    largest = min(512, 2 * step, shape.max_num_batched_tokens)
+    sizes = [n for n in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)) if n <= largest]
+    return len(sizes), sum(1 for n in sizes if n <= step)
 
 
 def cuda_graphs(config: Config, shape: Shape, layers: int) -> int:
-    """Graphs of every captured size, piecewise (a piece per layer) and whole."""
+    """Until 0.20 a captured size cost memory for every layer; since 0.21 about 1 MiB, the least a driver takes."""
     if shape.eager or shape.backend == "cpu":
         return 0
-    sizes = graph_sizes(shape) / 51
+    pieces, whole = graph_sizes(shape)
+    if shape.accounting.subtracts_graphs:
+        return int(0.05 * GIB + (pieces + whole) * 1.1 * MIB)
     per_layer = 34 * MIB if expert_count(config) and not is_mla(config) else 16.5 * MIB
-    return int(sizes * (0.39 * GIB + layers * per_layer))
+    return int((pieces + whole) / 102 * (0.39 * GIB + layers * per_layer))
 
 
 def non_torch(shape: Shape, gpu_name: str | None) -> int:
@@ -159,3 +182,11 @@ def non_torch(shape: Shape, gpu_name: str | None) -> int:
     if known is not None and not known.nvlink:
         return int(0.75 * GIB)
     return int((2.05 + 0.02 * shape.tp) * GIB)
+
+
+def late_collectives(shape: Shape, gpu_name: str | None) -> int:
+    """Channels that NCCL opens towards every other GPU once it runs: seen without NVLink, 1.37 GiB at TP 8."""
+    known = lookup(gpu_name)
+    if shape.tp == 1 or known is None or known.nvlink:
+        return 0
+    return int(0.17 * GIB * shape.tp)

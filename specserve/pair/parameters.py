@@ -6,6 +6,9 @@ does not name that way has no entry here, and the caller says what it assumed.
 
 from __future__ import annotations
 
+import contextlib
+import fnmatch
+import re
 from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
@@ -29,6 +32,8 @@ def of_config(whole: Mapping[str, Any], config: Config) -> tuple[dict[str, Tenso
         entries.append(("lm_head.weight", (vocabulary, hidden)))
     for index, kind in enumerate(layer_kinds(config, layers)):
         entries += ((f"model.layers.{index}.{n}", s) for n, s in _layer(config, hidden, index, kind))
+    entries += _mtp(config, hidden)
+    entries += _tower(whole, hidden)
     quantized = _quantization(whole)
     tensors: dict[str, TensorFacts] = {}
     for name, shape in entries:
@@ -54,6 +59,35 @@ def _layer(config: Config, hidden: int, index: int, kind: str) -> Iterator[Entry
         yield from _experts(config, hidden)
     else:
         yield from _mlp("mlp.", hidden, first_int(config, "intermediate_size_mlp", "intermediate_size", "ffn_dim") or 0)
+
+
+def _mtp(config: Config, hidden: int) -> Iterator[Entry]:
+    """Every MTP module: a projection of two hidden states, and one full-attention layer."""
+    count = first_int(config, "mtp_num_hidden_layers", "num_nextn_predict_layers") or 0
+    for index in range(count):
+        yield f"mtp.fc.{index}.weight", (hidden, 2 * hidden)
+        for name, shape in _layer(config, hidden, 10**6, "full"):
+            yield f"mtp.layers.{index}.{name}", shape
+
+
+def _tower(whole: Mapping[str, Any], hidden: int) -> Iterator[Entry]:
+    """A vision transformer and its projector, by the usual names; nothing where config.json names none."""
+    vision = whole.get("vision_config")
+    if not isinstance(vision, Mapping):
+        return
+    width, inner = first_int(vision, "hidden_size", "embed_dim"), first_int(vision, "intermediate_size")
+    depth = first_int(vision, "num_hidden_layers", "depth")
+    if not width or not depth:
+        return
+    inner = inner or 4 * width
+    gated = 3 if vision.get("model_type") == "pixtral" else 2
+    for index in range(depth):
+        yield f"vision_tower.layers.{index}.self_attn.qkv.weight", (3 * width, width)
+        yield f"vision_tower.layers.{index}.self_attn.o_proj.weight", (width, width)
+        yield f"vision_tower.layers.{index}.mlp.fc1.weight", ((gated - 1) * inner, width)
+        yield f"vision_tower.layers.{index}.mlp.fc2.weight", (width, inner)
+    yield "multi_modal_projector.linear_1.weight", (hidden, width)
+    yield "multi_modal_projector.linear_2.weight", (hidden, hidden)
 
 
 def _attention(config: Config, hidden: int, kind: str) -> Iterator[Entry]:
@@ -137,11 +171,9 @@ def _stored(name: str, shape: tuple[int, ...], quantized: Mapping[str, Any]) -> 
     """A tensor as a quantized checkpoint stores it: packed weight and scales; others in half precision."""
     bits, group = _bits(quantized)
     matrix = len(shape) > 1 and ".layers." in name and "gate.weight" not in name and "conv" not in name
-    attention = "self_attn" in name or "linear_attn" in name
+    matrix = matrix and not name.startswith(("vision", "mtp.")) and not _ignored(name, quantized)
     if str(quantized.get("quant_method")) == "mxfp4":
         matrix = matrix and "experts." in name
-    elif attention and quantized.get("attention_not_quantized"):
-        matrix = False
     elements = prod(shape)
     if not matrix or bits is None:
         return {name: TensorFacts("BF16", shape, elements * DTYPE_BITS["BF16"] // 8, "")}
@@ -151,6 +183,25 @@ def _stored(name: str, shape: tuple[int, ...], quantized: Mapping[str, Any]) -> 
     if str(quantized.get("quant_method")) == "mxfp4":
         return {f"{name}_blocks": packed, f"{name}_scales": TensorFacts("U8", shape, elements // 32, "")}
     return {f"{stem}.weight_packed": packed, f"{stem}.weight_scale": TensorFacts("BF16", shape, scale_bytes, "")}
+
+
+def _ignored(name: str, quantized: Mapping[str, Any]) -> bool:
+    """Whether the quantization leaves a module alone: exact names, prefixes, globs or ``re:`` patterns.
+
+    >>> _ignored("model.layers.3.self_attn.o_proj.weight", {"ignore": ["re:.*self_attn.*", "lm_head"]})
+    True
+    """
+    module = name.removesuffix(".weight")
+    for key in ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules"):
+        for pattern in quantized.get(key) or ():
+            text = str(pattern)
+            if text.startswith("re:"):
+                with contextlib.suppress(re.error):
+                    if re.match(text[3:], module):
+                        return True
+            elif fnmatch.fnmatch(module, text + "*"):
+                return True
+    return False
 
 
 def _bits(quantized: Mapping[str, Any]) -> tuple[int | None, int]:

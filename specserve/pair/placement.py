@@ -156,12 +156,16 @@ def _fuse(rest: str) -> str:
     return ".".join(p for p in (module, _FUSED.get(leaf, leaf), attribute) if p)
 
 
-def stages(layers: int, pp: int) -> list[int]:
+def stages(layers: int, pp: int, given: tuple[int, ...] | None = None) -> list[int]:
     """Layers of each pipeline stage: what is left over goes to the last but one, and on towards the front.
+
+    ``given`` is VLLM_PP_LAYER_PARTITION.
 
     >>> stages(32, 4), stages(30, 4), stages(61, 2)
     ([8, 8, 8, 8], [7, 8, 8, 7], [31, 30])
     """
+    if given is not None and len(given) == pp and sum(given) == layers:
+        return list(given)
     counts = [layers // pp] * pp
     rest = layers - sum(counts)
     for i in range(2, rest + 2):

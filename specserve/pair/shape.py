@@ -21,6 +21,8 @@ Backend = Literal["gpu", "cpu"]
 NEWEST = (0, 32)
 """What an unknown version is taken for."""
 
+_BEFORE_AMPERE = re.compile(r"\b(v100|t4|p100|titan|gtx|quadro rtx)\b", re.IGNORECASE)
+_WITHOUT_ASYNC = {"ngram", "suffix", "medusa", "mlp_speculator"}
 _LENGTH_KEYS = (
     "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "max_target_positions",
     "max_sequence_length", "max_seq_length", "seq_len",
@@ -41,16 +43,20 @@ class Accounting:
 
     version: tuple[int, ...]
 
+    first_engine_only: bool = False
+    """The GPU or the method ran on the first engine as long as there was one (up to 0.10)."""
+
     @classmethod
-    def of(cls, version: str | None) -> Accounting:
+    def of(cls, version: str | None, *, gpu_name: str = "", method: str | None = None) -> Accounting:
         """From a version string; anything that has no number counts as the newest known."""
         match = re.search(r"\d+\.\d+(?:\.\d+)?", version or "")
-        return cls(tuple(int(p) for p in match.group().split(".")) if match else NEWEST)
+        old = bool(_BEFORE_AMPERE.search(gpu_name)) or method == "draft_model"
+        return cls(tuple(int(p) for p in match.group().split(".")) if match else NEWEST, old)
 
     @property
     def v0(self) -> bool:
-        """The first engine: whole prompts in one step, before 0.8."""
-        return self.version < (0, 8)
+        """The first engine: whole prompts in one step; before 0.8, and until 0.10 where the new one could not."""
+        return self.version < ((0, 11) if self.first_engine_only else (0, 8))
 
     @property
     def wide_sampler(self) -> bool:
@@ -71,6 +77,11 @@ class Accounting:
     def counts_in_flight(self) -> bool:
         """Since 0.26 a sliding window also holds the tokens of every batch in flight (async scheduling: two)."""
         return self.version >= (0, 26)
+
+    @property
+    def caches_states(self) -> bool:
+        """Prefix caching of hybrid models is on by default since 0.28; other models always had it."""
+        return self.version >= (0, 28)
 
     @property
     def async_scheduling(self) -> bool:
@@ -106,7 +117,8 @@ class Shape:
     draft_kv_dtype: str
     block_tokens: int | None
     """--block-size; None lets the backend choose."""
-    prefix_caching: bool
+    state_checkpoints: bool
+    """Whether recurrent states are kept for prefix caching: one more block per request and group."""
     hybrid_manager: bool
     async_scheduling: bool
     method: str | None
@@ -114,6 +126,10 @@ class Shape:
     draft_tp: int
     quantization: str | None
     """Online quantization of the target's weights; None keeps the checkpoint's."""
+    weight_format: str | None
+    """``quant_method`` of the checkpoint; None for plain weights."""
+    layer_split: tuple[int, ...] | None
+    """Layers of each pipeline stage from VLLM_PP_LAYER_PARTITION; None splits evenly."""
     kv_cache_bytes: int | None
     """--kv-cache-memory-bytes, or VLLM_CPU_KVCACHE_SPACE: the pool's size, given."""
     cpu_offload_bytes: int
@@ -159,11 +175,11 @@ def resolve(
 ) -> Shape:
     """The shape that vLLM would make of these settings on a GPU of this size."""
     engine, model, extra = settings.engine, settings.models.target_model, Extra(settings.engine.extra_args)
-    accounting, world = Accounting.of(engine_version), model.tensor_parallel_size * model.pipeline_parallel_size
+    accounting, world = Accounting.of(engine_version, gpu_name=gpu_name, method=settings.method), model.tensor_parallel_size * model.pipeline_parallel_size
     length = engine.max_model_len or extra.number("max_model_len") or default_length(target, accounting)
     seqs, tokens = _batch_defaults(backend, gpu_bytes, gpu_name, world, accounting, length)
     max_tokens = engine.max_num_batched_tokens or min(tokens, (engine.max_num_seqs or seqs) * length)
-    prefix_caching = not extra.flag("no_enable_prefix_caching") and extra.get("enable_prefix_caching") is not False
+    prefix_caching = extra.switch("enable_prefix_caching", default=accounting.caches_states)
     draft = settings.models.draft_model
     kv_dtype = effective_kv_dtype(engine.kv_cache_dtype, target.config)
     return Shape(
@@ -175,14 +191,15 @@ def resolve(
         utilization=engine.gpu_memory_utilization, eager=engine.enforce_eager or extra.flag("enforce_eager"),
         dtype_bytes=dtype_bytes(model.dtype, target.config), kv_dtype=kv_dtype,
         draft_kv_dtype=draft.kv_cache_dtype if draft and draft.kv_cache_dtype else kv_dtype,
-        block_tokens=extra.number("block_size"), prefix_caching=prefix_caching,
+        block_tokens=extra.number("block_size"), state_checkpoints=prefix_caching,
         hybrid_manager=not extra.flag("disable_hybrid_kv_cache_manager"),
-        async_scheduling=backend == "gpu" and accounting.async_scheduling and not extra.flag("no_async_scheduling")
-        and settings.method not in {"ngram", "suffix"},
+        async_scheduling=backend == "gpu" and extra.switch("async_scheduling", default=accounting.async_scheduling)
+        and settings.method not in _WITHOUT_ASYNC,
         method=settings.method,
         num_speculative_tokens=settings.speculative_decoding.num_speculative_tokens if settings.method else 0,
         draft_tp=(draft.tensor_parallel_size if draft else None) or model.tensor_parallel_size,
-        quantization=model.quantization, kv_cache_bytes=_given_cache(settings, extra, backend),
+        quantization=model.quantization, weight_format=weight_format(target.config),
+        layer_split=_partition(settings.engine.env.get("VLLM_PP_LAYER_PARTITION")), kv_cache_bytes=_given_cache(settings, extra, backend),
         cpu_offload_bytes=int(float(extra.get("cpu_offload_gb") or 0) * GIB),
         language_model_only=extra.flag("language_model_only"),
         state_dtypes=(str(extra.get("mamba_cache_dtype") or "auto"), str(extra.get("mamba_ssm_cache_dtype") or "auto")),
@@ -212,6 +229,16 @@ class Extra:
     def flag(self, name: str) -> bool:
         """Whether a switch is on."""
         return self.values.get(name) in (True, "true", "True", "")
+
+    def switch(self, name: str, *, default: bool) -> bool:
+        """A switch that has a ``no-`` form.
+
+        >>> Extra({"no-async-scheduling": True}).switch("async_scheduling", default=True)
+        False
+        """
+        if self.flag(f"no_{name}"):
+            return False
+        return default if name not in self.values else self.flag(name)
 
 
 def default_length(model: ModelFacts, accounting: Accounting) -> int:
@@ -251,6 +278,16 @@ def effective_kv_dtype(setting: str, config: Mapping[str, Any]) -> str:
     if isinstance(scheme, Mapping) and scheme.get("num_bits") == 8:
         return "fp8"
     return "fp8" if str(quantization.get("kv_cache_quant_algo", "")).upper() == "FP8" else setting
+
+
+def weight_format(config: Mapping[str, Any]) -> str | None:
+    """How the checkpoint says its weights are quantized."""
+    quantization = config.get("quantization_config")
+    return str(quantization.get("quant_method")) if isinstance(quantization, Mapping) else None
+
+
+def _partition(text: str | None) -> tuple[int, ...] | None:
+    return tuple(int(n) for n in text.split(",")) if text and re.fullmatch(r"\d+(,\d+)*", text) else None
 
 
 def _batch_defaults(

@@ -8,7 +8,7 @@ budget = utilization x what CUDA reports; KV cache = budget - weights - activati
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,12 +16,17 @@ from specserve.pair import cache_layers, kv_cache, overhead, shape as shapes, we
 from specserve.pair.capacities import cuda_bytes
 from specserve.pair.placement import stages
 
+from specserve.units import MIB
+
 if TYPE_CHECKING:
     from specserve.config.schema import Settings
     from specserve.findings import Finding
     from specserve.gpu import Device
     from specserve.pair.calibration import Calibration
     from specserve.pair.facts import ModelFacts
+
+_LEAST_OUTSIDE = 128 * MIB
+"""Memory outside the budget without which the first step after start runs out."""
 
 Confidence = Literal["measured", "modelled", "assumed"]
 
@@ -180,7 +185,7 @@ def plan(
     assumed = weighed.assumed
     limit = max(shape.max_model_len, shapes.default_length(target, shape.accounting))
     longest = min((built[g.stage].cache.longest(g.kv_cache_bytes or 0, limit) for g in planned), default=0)
-    refusal = missing or _refusal(planned, built, shape, backend)
+    refusal = missing or _indivisible(target, shape) or _refusal(planned, built, shape, backend)
     fullest = max(built, key=lambda s: s.target + s.draft + s.overhead.activation)
     return Plan(
         backend=backend, fits=None if not totals and refusal is None else refusal is None,
@@ -202,7 +207,7 @@ class _Weighed:
     draft: tuple[int, ...]
     source: str
     draft_source: str
-    towers: bool
+    tower: cache_layers.Config | None
     assumed: tuple[str, ...]
 
 
@@ -220,8 +225,13 @@ def _weigh(target: ModelFacts, draft: ModelFacts | None, shape: shapes.Shape) ->
             assumed = (*assumed, "draft weights: the target shows no MTP module, counted as 0")
     return _Weighed(
         main.stage_bytes, (0,) * (shape.pp - 1) + (proposer,), main.source, source,
-        main.tower_bytes > 0 or ("vision_config" in target.config and not shape.language_model_only), assumed,
+        _tower(target, shape), assumed,
     )  # fmt: skip
+
+
+def _tower(target: ModelFacts, shape: shapes.Shape) -> cache_layers.Config | None:
+    vision = target.config.get("vision_config")
+    return vision if isinstance(vision, Mapping) and not shape.language_model_only else None
 
 
 def _stages(
@@ -230,14 +240,14 @@ def _stages(
     config = target.text_config
     model = cache_layers.of_target(config, shape)
     proposer = cache_layers.of_draft(shape.method, config, draft.text_config if draft else None, shape)
-    counts = stages(len(model.layers), shape.pp)
+    counts = stages(len(model.layers), shape.pp, shape.layer_split)
     built, start = [], 0
     for i, count in enumerate(counts):
         last = i == shape.pp - 1
         layers = model.layers[start : start + count] + (proposer.layers if last else ())
         start += count
         extra = overhead.of_stage(
-            config, shape, gpu_name=name, first=i == 0, last=last, layers=count, towers=weighed.towers
+            config, shape, gpu_name=name, first=i == 0, last=last, layers=count, tower=weighed.tower
         )
         built.append(_Stage(weighed.target[i], weighed.draft[i], extra, kv_cache.arrange(layers, shape)))
     return built
@@ -306,7 +316,7 @@ def _refusal(
 ) -> str | None:
     """Why the engine would not start; None when it would."""
     for gpu in gpus:
-        cache = built[gpu.stage].cache
+        cache, later = built[gpu.stage].cache, built[gpu.stage].overhead.collectives
         if gpu.total_bytes is None or gpu.budget_bytes is None:
             continue
         if backend == "cpu" and gpu.fixed_bytes + (gpu.kv_cache_bytes or 0) > gpu.total_bytes:
@@ -315,6 +325,27 @@ def _refusal(
             return "other processes"
         if cache.request_blocks(shape.max_model_len) > cache.blocks(gpu.kv_cache_bytes or 0) - 1:
             return "does not fit"
+        if backend == "gpu" and gpu.total_bytes - gpu.budget_bytes - gpu.other_bytes < later + _LEAST_OUTSIDE:
+            return "nothing is left"
+        if shape.accounting.v0 and _first_engine_draft(gpu, cache) > gpu.total_bytes - gpu.budget_bytes:
+            return "does not fit"
+    return None
+
+
+def _first_engine_draft(gpu: GpuPlan, cache: kv_cache.CachePlan) -> int:
+    """The first engine gave the whole pool to the target; the draft's layers came on top, outside the budget."""
+    draft = sum(layer.token_bytes for layer in cache.layers if layer.draft)
+    target = sum(layer.token_bytes for layer in cache.layers if not layer.draft)
+    return (gpu.kv_cache_bytes or 0) * draft // target if draft and target else 0
+
+
+def _indivisible(target: ModelFacts, shape: shapes.Shape) -> str | None:
+    """TP must divide the attention heads and the vocabulary, padded to 64."""
+    config = target.text_config
+    heads = cache_layers.first_int(config, "num_attention_heads", "n_head") or shape.tp
+    rows = overhead.vocabulary(config)
+    if heads % shape.tp or ("vocab_size" in config and rows % shape.tp):
+        return f"cannot be split over {shape.tp} GPUs: {heads} attention heads, {rows} vocabulary rows"
     return None
 
 

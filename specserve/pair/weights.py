@@ -91,11 +91,11 @@ def _from_tensors(
     tensors: Mapping[str, TensorFacts], facts: ModelFacts, shape: Shape, split: Split, pp: int, online: str | None,
     source: str,
 ) -> Weights:  # fmt: skip
-    counts, tied = stages(max(split.layers, 1), pp), is_tied(facts)
+    counts, tied = stages(max(split.layers, 1), pp, shape.layer_split), is_tied(facts)
     sums: list[defaultdict[str, Fraction]] = [defaultdict(Fraction) for _ in range(pp)]
     mtp: defaultdict[str, Fraction] = defaultdict(Fraction)
     tower = Fraction(0)
-    padding = _mxfp4_padding(facts.text_config, split.tp)
+    padding = _mxfp4_padding(facts.text_config, split.tp, shape)
     for name, tensor in tensors.items():
         where = place(name, tensor.shape, split)
         if where.part == "head" and tied:
@@ -177,19 +177,26 @@ def runtime_copies(config: Config, tp: int, counts: list[int], shape: Shape) -> 
 
 
 def rope_table_bytes(config: Config, shape: Shape) -> int:
-    """Cosines and sines of every position, kept once in the model's dtype (yarn: of the stretched length)."""
-    positions = first_int(config, "max_position_embeddings") or 0
+    """Cosines and sines of every position, kept once in the model's dtype; linear scaling makes the table longer."""
+    positions = max(first_int(config, "max_position_embeddings") or 0, shape.max_model_len)
     partial = config.get("partial_rotary_factor")
     dim = first_int(config, "qk_rope_head_dim") or head_geometry(config)[1]
     if isinstance(partial, float) and not is_mla(config):
         dim = int(dim * partial)
-    return max(positions, shape.max_model_len) * dim * shape.dtype_bytes
+    rope = config.get("rope_scaling") or config.get("rope_parameters")
+    factor = rope.get("factor") if isinstance(rope, Mapping) and rope.get("rope_type", rope.get("type")) == "linear" else 1
+    return int(positions * float(factor or 1)) * dim * shape.dtype_bytes
 
 
-def _mxfp4_padding(config: Config, tp: int) -> Fraction:
-    """MXFP4 experts are padded for the kernel: hidden size to 256, one GPU's intermediate size to 128."""
+def _mxfp4_padding(config: Config, tp: int, shape: Shape) -> Fraction:
+    """MXFP4 experts are padded for the kernel: hidden size to 256, one GPU's intermediate size to 128.
+
+    Up to 0.11 only the intermediate size was, to 256.
+    """
     hidden, inner = first_int(config, "hidden_size"), first_int(config, "intermediate_size", "moe_intermediate_size")
     if not hidden or not inner:
         return Fraction(1)
     own = -(-inner // tp)
+    if shape.accounting.version < (0, 12):
+        return Fraction(-(-own // 256) * 256, own)
     return Fraction(-(-hidden // 256) * 256, hidden) * Fraction(-(-own // 128) * 128, own)
