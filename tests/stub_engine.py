@@ -76,6 +76,7 @@ class Switches:
     tokens_per_chunk: int = 1  # tokens of one streamed chunk without speculation
     metrics_delay: float = 0.0
     metrics_truncate: int = -1  # bytes after which the body of /metrics ends
+    metrics_pad: int = 0  # bytes of one more label in the body of /metrics
     metrics_status: int = 200
     health_status: int = 200
     completion_status: int = 200
@@ -374,6 +375,8 @@ class Handler(BaseHTTPRequestHandler):
             case "/metrics":
                 time.sleep(s.metrics_delay)
                 body, content_type = engine.exposition(self.headers.get("Accept") or "")
+                if s.metrics_pad:
+                    body += b'vllm:pad{label="' + b"x" * s.metrics_pad + b'"} 1\n'
                 self.send_body(
                     body[: s.metrics_truncate] if s.metrics_truncate >= 0 else body, content_type, s.metrics_status
                 )

@@ -189,8 +189,8 @@ def test_a_saturated_engine_is_alive(stub, sidecar) -> None:
 
 @pytest.mark.parametrize(
     "fault",
-    [{"metrics_status": 500}, {"metrics_truncate": 3000}, {"metrics_truncate": 0}],
-    ids=["500", "half", "empty"],
+    [{"metrics_status": 500}, {"metrics_truncate": 3000}, {"metrics_truncate": 0}, {"metrics_pad": 50_000_000}],
+    ids=["500", "half", "empty", "50-MB"],
 )
 def test_blind_is_not_dead(stub, sidecar, fault: dict[str, int]) -> None:
     """Errors, half a body, no body: blind, said with the reason; alive and ready; old numbers are not shown as new."""
@@ -204,7 +204,7 @@ def test_blind_is_not_dead(stub, sidecar, fault: dict[str, int]) -> None:
     assert "blind is not dead" in watcher.get("/livez").json()["reason"]
     assert watcher.number("specserve_requests_running") is None
     assert watcher.number('specserve_engine_condition{condition="blind"}') == 1
-    engine.control(metrics_status=200, metrics_truncate=-1)
+    engine.control(metrics_status=200, metrics_truncate=-1, metrics_pad=0)
     watcher.becomes("idle")
 
 
