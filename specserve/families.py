@@ -127,6 +127,7 @@ def _load() -> Iterable[Family]:
         ("engine_requests_running", "requests", "Requests in execution on one engine."),
         ("engine_requests_waiting", "requests", "Requests that wait on one engine."),
         ("engine_kv_cache_usage_ratio", "ratio", "KV cache in use on one engine."),
+        ("engine_seconds_since_progress", "seconds", "Time since one engine advanced, while it has requests running."),
         labels=("engine",),
     )
 

@@ -16,6 +16,11 @@ from specserve.sidecar.window import COUNTERS, Window
 HISTORY_SECONDS = 3_600.0
 HISTORY_STEP_SECONDS = 15.0
 _TOTALS = {name: f"specserve_{name}_total" for name in COUNTERS}
+_RANK = {
+    "specserve_engine_requests_running": "running",
+    "specserve_engine_requests_waiting": "waiting",
+    "specserve_engine_kv_cache_usage_ratio": "kv_cache_usage_ratio",
+}
 _PREFIXES = {
     "position": ("specserve_accepted_tokens_per_position_total", "position"),
     "finished": ("specserve_requests_finished_total", "reason"),
@@ -67,6 +72,8 @@ class Observer:
     _read_at: float | None = None
     _last: EngineSnapshot | None = None
     _state: str | None = None
+    _moved: dict[str, tuple[tuple[float | None, ...], float]] = field(default_factory=dict)
+    """Engine -> its counters, and when they last changed or it had nothing to do."""
 
     def __post_init__(self) -> None:
         self._window, self._probe = Window(self.spans), Probe(self.policy)
@@ -90,7 +97,7 @@ class Observer:
             snapshot = self._last  # one failed read changes nothing; after two the present is unknown
         self._last = snapshot
         if snapshot is not None:
-            readings |= self._instant(snapshot)
+            readings |= self._instant(snapshot) | self._ranks(now, snapshot)
             for seconds in self.spans:
                 readings |= rates.readings(self._window, seconds)
         labels = [window_label(seconds) for seconds in self.spans]
@@ -162,14 +169,24 @@ class Observer:
             "specserve_kv_cache_usage_ratio": snapshot.kv_cache_usage_ratio,
             "specserve_kv_cache_tokens": snapshot.cache_tokens,
         }
-        for sample in snapshot.engines:
-            for family, name in (
-                ("specserve_engine_requests_running", "running"),
-                ("specserve_engine_requests_waiting", "waiting"),
-                ("specserve_engine_kv_cache_usage_ratio", "kv_cache_usage_ratio"),
-            ):
-                found[key(family, engine=sample.engine)] = sample.values.get(name)
         return {name: value for name, value in found.items() if value is not None}
+
+    def _ranks(self, now: float, snapshot: EngineSnapshot) -> dict[str, float]:
+        """Each engine by itself. One rank that hangs among many is seen here: the others' progress hides it from the
+        verdicts, and a canary may be answered by another rank."""
+        out: dict[str, float] = {}
+        for sample in snapshot.engines:
+            for family, name in _RANK.items():
+                if (value := sample.values.get(name)) is not None:
+                    out[key(family, engine=sample.engine)] = value
+            marker = tuple(sample.values.get(name) for name in ("generation_tokens", "steps"))
+            running = sample.values.get("running")
+            if marker != self._moved.get(sample.engine, (None, 0.0))[0] or not running:
+                self._moved[sample.engine] = (marker, now)
+            if running:
+                idle = now - self._moved[sample.engine][1]
+                out[key("specserve_engine_seconds_since_progress", engine=sample.engine)] = idle
+        return out
 
     def _remember(self, wall: float, readings: dict[str, float]) -> None:
         if self.history and 0 <= wall - self.history[-1].at < HISTORY_STEP_SECONDS:

@@ -143,6 +143,19 @@ def test_what_the_start_up_canary_drafts_is_no_traffic() -> None:
     assert read(10, "running")[key("specserve_acceptance_rate", window="1m")] == pytest.approx(0.1)
 
 
+def test_one_rank_that_hangs_is_seen_among_many() -> None:
+    """Its own time since progress grows; that of a rank that works is zero, of one without work absent."""
+    observer, ranks = Observer(), [VirtualEngine(engine=str(i)) for i in range(3)]
+    for rank, running in zip(ranks, (4, 4, 0), strict=True):
+        rank.running = running
+    for i in range(5):
+        ranks[0].work(plain=10)
+        text = "".join(rank.text(start=None) for rank in ranks)
+        seen = observer.observe(5.0 * i, 5.0 * i, Scrape("ok", snapshot=parse(text, at_seconds=5.0 * i))).readings
+    since = [seen.get(key("specserve_engine_seconds_since_progress", engine=str(i))) for i in range(3)]
+    assert since == [0, 20, None]
+
+
 def learn(baseline: Baseline, hours: Iterable[float], rate: float, samples: float = 5000) -> None:
     """A point every five minutes at these hours."""
     for hour in hours:
