@@ -13,6 +13,24 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 WINDOWS = ("1m", "5m", "30m")
+ROWS = (
+    ("acceptance rate", "acceptance_rate", "ratio"),
+    ("  of draft tokens", "window_draft_tokens", "0f"),
+    ("mean acceptance length", "mean_acceptance_length", "2f"),
+    ("tokens per step", "tokens_per_step", "2f"),
+    ("estimated speedup", "estimated_speedup_ratio", "2f"),
+    ("output tokens/s", "generation_tokens_per_second", "0f"),
+    ("requests/s", "requests_per_second", "2f"),
+    ("TTFT P50", "time_to_first_token_seconds.p50", "seconds"),
+    ("TTFT P90", "time_to_first_token_seconds.p90", "seconds"),
+    ("TPOT P50", "time_per_output_token_seconds.p50", "seconds"),
+    ("TPOT P90", "time_per_output_token_seconds.p90", "seconds"),
+    ("prefix cache hits", "prefix_cache_hit_ratio", "ratio"),
+    ("running", "requests_running", "0f"),
+    ("waiting", "requests_waiting", "0f"),
+    ("KV cache in use", "kv_cache_usage_ratio", "ratio"),
+)
+"""Title, name on /status (with its statistic), unit or format."""
 
 
 @click.command()
@@ -100,45 +118,33 @@ def _parts(found: Mapping[str, Any]) -> list[RenderableType]:
 
 
 def _numbers(windows: Mapping[str, Mapping[str, Any]], now: Mapping[str, float]) -> RenderableType:
-    """A row for each quantity, a column for now and each window."""
+    """A row for each quantity that is known somewhere, a column for now and each window."""
     from rich.table import Table
-
-    from specserve.units import duration, percent
 
     table = Table(box=None, padding=(0, 2), header_style="dim")
     for name in ("", "now", *WINDOWS):
         table.add_column(name, justify="left" if not name else "right")
-
-    def row(title: str, name: str, text: Any, stat: str | None = None) -> None:
-        cells = [now.get(name)] if stat is None else [None]
+    for title, path, unit in ROWS:
+        name, _, stat = path.partition(".")
+        cells = [None if stat else now.get(name)]
         for window in WINDOWS:
             value = windows.get(window, {}).get(name)
             cells.append(value.get(stat) if stat and value else value)
         if any(cell is not None for cell in cells):
-            table.add_row(title, *("" if cell is None else text(cell) for cell in cells))
-
-    def count(value: float) -> str:
-        return f"{value:,.0f}"
-
-    def number(value: float) -> str:
-        return f"{value:,.2f}"
-
-    row("acceptance rate", "acceptance_rate", percent)
-    row("  of draft tokens", "window_draft_tokens", count)
-    row("mean acceptance length", "mean_acceptance_length", number)
-    row("tokens per step", "tokens_per_step", number)
-    row("estimated speedup", "estimated_speedup_ratio", number)
-    row("output tokens/s", "generation_tokens_per_second", count)
-    row("requests/s", "requests_per_second", number)
-    row("TTFT P50", "time_to_first_token_seconds", duration, "p50")
-    row("TTFT P90", "time_to_first_token_seconds", duration, "p90")
-    row("TPOT P50", "time_per_output_token_seconds", duration, "p50")
-    row("TPOT P90", "time_per_output_token_seconds", duration, "p90")
-    row("prefix cache hits", "prefix_cache_hit_ratio", percent)
-    row("running", "requests_running", count)
-    row("waiting", "requests_waiting", count)
-    row("KV cache in use", "kv_cache_usage_ratio", percent)
+            table.add_row(title, *("" if cell is None else _text(cell, unit) for cell in cells))
     return table
+
+
+def _text(value: float, unit: str) -> str:
+    from specserve.units import duration, percent
+
+    match unit:
+        case "ratio":
+            return percent(value)
+        case "seconds":
+            return f"{value * 1000:.3g} ms" if value < 0.1 else duration(value)
+        case _:
+            return f"{value:,.{unit}}"
 
 
 def _alerts(alerts: list[Mapping[str, Any]]) -> list[RenderableType]:

@@ -377,3 +377,30 @@ def test_it_ends_within_its_time_while_the_engine_hangs(stub, sidecar) -> None:
     time.sleep(3 * INTERVAL)
     watcher.signal(signal.SIGTERM)
     assert watcher.ends(20) == 0
+
+
+def test_beside_a_launched_engine(launch, free_port, tmp_path) -> None:
+    """Launch starts it: ready with the supervisor's consent, and while draining alive, not ready, still there."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    values = {"enabled": "true", "port": port, "scrape_interval_seconds": INTERVAL, "state_dir": tmp_path / "state"}
+    settings = [part for name, value in values.items() for part in ("--set", f"sidecar.{name}={value}")]
+    engine = launch("--stub-step", 0.02, *settings)
+    watcher = Sidecar(engine.process, engine.path, port)
+    wait_until(lambda: "Ready\n" in engine.output and watcher.probes() == (200, 200, 200))
+    found = watcher.status()
+    assert (found["state"], found["condition"]) == ("running", "idle")
+    assert found["command"]
+    body = {"model": "tiny", "prompt": "a", "max_tokens": 400}
+    answers: list[int] = []
+    request = threading.Thread(
+        target=lambda: answers.append(requests.post(f"{engine.url}/v1/completions", json=body, timeout=30).status_code)
+    )
+    request.start()
+    watcher.becomes("progressing")
+    engine.signal(signal.SIGTERM)
+    watcher.becomes("draining")
+    assert watcher.probes()[1:] == (200, 503)
+    request.join()
+    assert answers == [200]
+    assert engine.ends() == 0

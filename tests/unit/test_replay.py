@@ -85,13 +85,13 @@ def test_speculation_that_never_drafts_is_inactive() -> None:
     assert 5 < began < 12
 
 
-def test_a_hundred_minutes_of_trouble_leave_no_trace() -> None:
+def test_an_hour_of_trouble_leave_no_trace() -> None:
     """Resets, restarts, late and half answers: totals are the engine's, windows its ratios, nobody is called dead."""
     soak = Soak(seed=3)
-    for _ in range(1200):
+    for _ in range(720):
         soak.step()
     assert soak.not_live == 0
-    assert soak.compared > 500
+    assert soak.compared > 300
     assert soak.worst_drift < 1e-9
     seen = soak.observer._window.totals()["drafts"]
     assert seen == soak.drafts - soak.unread
