@@ -20,16 +20,11 @@ from specserve.engine import metrics
 from specserve.engine.client import Chunk, EngineClient
 from specserve.errors import SpecserveError
 
-QUESTION = """Rewrite this function with a docstring, and keep everything else as it is:
+QUESTION = """Proofread this text and write it again:
 
-def total_price(items, discount):
-    total = 0
-    for item in items:
-        if item.price > 0 and item.quantity > 0:
-            total = total + item.price * item.quantity
-    if discount > 0:
-        total = total - total * discount
-    return total
+Speculative decoding makes a language model faster. A small draft proposes several tokens, and the large model checks \
+them all in one step. When the draft is right, several tokens come out of one step. When it is wrong, nothing is lost \
+but the work of the draft. The large model always has the last word, so the text is the same as without a draft.
 """
 
 

@@ -118,9 +118,7 @@ def real(minutes: float) -> None:
         watcher = [sys.executable, "-m", "specserve", "sidecar", str(config)]
         processes = []
         for argv in ([*stub, "--speculative-config", '{"num_speculative_tokens": 5}'], watcher):
-            process = stack.enter_context(
-                subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            )
+            process = stack.enter_context(subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
             stack.callback(process.kill)
             processes.append(psutil.Process(process.pid))
         time.sleep(5)
