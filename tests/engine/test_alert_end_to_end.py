@@ -99,7 +99,7 @@ def test_acceptance_that_falls_and_recovers(engine_server, tmp_path: Path) -> No
     with watched(tmp_path, engine_server.base_url, fire_below=0.35, resolve_above=0.45) as hook:
         with traffic(engine_server.base_url, temperature=0.0):
             wait_for(lambda: "sidecar watches" in (tmp_path / "sidecar.log").read_text(), "the sidecar runs")
-        with traffic(engine_server.base_url, temperature=4.0):
+        with traffic(engine_server.base_url, temperature=2.0):
             hears(hook, "firing")
         with traffic(engine_server.base_url, temperature=0.0):
             hears(hook, "firing", "resolved")
