@@ -1,0 +1,68 @@
+{{/* What cannot work, each with a sentence. Called once, by the ConfigMap. */}}
+{{- define "specserve.checks" -}}
+{{- $v := .Values -}}
+{{- if or (eq .Release.Name "vllm") (eq (include "specserve.name" .) "vllm") -}}
+{{- fail "a release named 'vllm' makes Kubernetes set VLLM_PORT=tcp://..., which vLLM refuses; choose another name" -}}
+{{- end -}}
+{{- if eq (default .Chart.AppVersion $v.image.tag) "latest" -}}
+{{- fail "image.tag is 'latest'; name a version, so that a restart serves what was tested" -}}
+{{- end -}}
+{{- if and (eq $v.auth.existingSecret "") (not $v.networkPolicy.enabled) -}}
+{{- fail "no API key (auth.existingSecret) and no networkPolicy: anyone in the cluster could use the model; set one of them" -}}
+{{- end -}}
+{{- range $path := list (list "server" "api_key") (list "models" "hub_token") -}}
+{{- if include "specserve.config" (dict "root" $ "path" $path "default" "") -}}
+{{- fail (printf "config.%s holds a secret in clear text; use auth.existingSecret or hub.existingSecret" (join "." $path)) -}}
+{{- end -}}
+{{- end -}}
+{{- if regexMatch "hf_[A-Za-z0-9]{10,}" (toJson $v) -}}
+{{- fail "the values hold a Hub token in clear text; put it into a Secret and name that in hub.existingSecret" -}}
+{{- end -}}
+{{- $model := include "specserve.modelGpus" . | int -}}
+{{- $nodes := ternary (int $v.leaderWorkerSet.size) 1 $v.leaderWorkerSet.enabled -}}
+{{- if ne (mod $model $nodes) 0 -}}
+{{- fail (printf "tensor x pipeline parallelism is %d, which %d nodes cannot share evenly" $model $nodes) -}}
+{{- end -}}
+{{- if and $v.gpu.count (ne (mul (int $v.gpu.count) $nodes) $model) -}}
+{{- fail (printf "gpu.count is %d on %d node(s), but the config asks for %d GPUs (tensor_parallel_size x pipeline_parallel_size)" (int $v.gpu.count) $nodes $model) -}}
+{{- end -}}
+{{- $need := add $v.shutdown.preStopSeconds (include "specserve.drain" .) -}}
+{{- if le (include "specserve.grace" . | int) (int $need) -}}
+{{- fail (printf "shutdown.gracePeriodSeconds is %s, but preStop and draining take %d s: running requests would be killed; give more" (include "specserve.grace" .) $need) -}}
+{{- end -}}
+{{- if lt (int $v.probes.liveness.failureThreshold) 3 -}}
+{{- fail (printf "probes.liveness.failureThreshold is %d; must be at least 3, or one slow answer restarts the engine" (int $v.probes.liveness.failureThreshold)) -}}
+{{- end -}}
+{{- if and $v.autoscaling.keda.enabled $v.autoscaling.hpa.enabled -}}
+{{- fail "autoscaling.keda and autoscaling.hpa are both enabled; two autoscalers of one Deployment fight, keep one" -}}
+{{- end -}}
+{{- if and $v.autoscaling.keda.enabled (not $v.autoscaling.keda.prometheusAddress) -}}
+{{- fail "autoscaling.keda needs prometheusAddress, e.g. http://prometheus-operated.monitoring:9090" -}}
+{{- end -}}
+{{- if and $v.leaderWorkerSet.enabled (or $v.autoscaling.keda.enabled $v.autoscaling.hpa.enabled) -}}
+{{- fail "autoscaling works on the Deployment; leaderWorkerSet has none, turn one of them off" -}}
+{{- end -}}
+{{- if and $v.metrics.serviceMonitor.enabled $v.metrics.podMonitor.enabled -}}
+{{- fail "metrics.serviceMonitor and metrics.podMonitor are both enabled; every sample would be counted twice, keep one" -}}
+{{- end -}}
+{{- $most := max (int $v.replicas) (ternary (int $v.autoscaling.keda.maxReplicas) 0 $v.autoscaling.keda.enabled) (ternary (int $v.autoscaling.hpa.maxReplicas) 0 $v.autoscaling.hpa.enabled) -}}
+{{- $rolling := eq $v.strategy.type "RollingUpdate" -}}
+{{- if and $v.models.size (not $v.models.existingClaim) (or (gt (int $most) 1) $rolling $v.canary.enabled $v.leaderWorkerSet.enabled) (not (or (has "ReadWriteMany" $v.models.accessModes) (has "ReadOnlyMany" $v.models.accessModes))) -}}
+{{- fail "models.accessModes is ReadWriteOnce, but more than one pod mounts the claim; set [ReadWriteMany], or replicas 1 with strategy Recreate" -}}
+{{- end -}}
+{{- if and $v.models.pull (not (or $v.models.existingClaim $v.models.size)) -}}
+{{- fail "models.pull needs somewhere to put them: set models.size or models.existingClaim" -}}
+{{- end -}}
+{{- if and $v.canary.enabled (not $v.httpRoute.enabled) -}}
+{{- fail "canary.enabled splits traffic by weight, which needs httpRoute.enabled" -}}
+{{- end -}}
+{{- if and $v.router.enabled (not $v.router.image.tag) -}}
+{{- fail "router.enabled needs router.image.tag; name a version" -}}
+{{- end -}}
+{{- if and $v.ingress.enabled (not $v.ingress.host) -}}
+{{- fail "ingress.enabled needs ingress.host" -}}
+{{- end -}}
+{{- if and $v.httpRoute.enabled (not $v.httpRoute.parentRefs) -}}
+{{- fail "httpRoute.enabled needs httpRoute.parentRefs: the Gateway that it joins" -}}
+{{- end -}}
+{{- end }}

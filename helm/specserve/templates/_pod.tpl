@@ -1,0 +1,220 @@
+{{/* The pod of the engine. Arguments: root, component (engine, canary), env (further variables). */}}
+{{- define "specserve.podTemplate" -}}
+{{- $root := .root -}}
+metadata:
+  labels:
+    {{- include "specserve.labels" $root | nindent 4 }}
+    app.kubernetes.io/component: {{ .component }}
+    {{- with $root.Values.podLabels }}{{ toYaml . | nindent 4 }}{{ end }}
+  annotations:
+    checksum/config: {{ $root.Values.config | toYaml | sha256sum }}
+    {{- with $root.Values.podAnnotations }}{{ toYaml . | nindent 4 }}{{ end }}
+spec:
+  {{- include "specserve.podSpec" . | nindent 2 }}
+{{- end }}
+
+{{- define "specserve.podSpec" -}}
+{{- $root := .root -}}
+{{- $v := .root.Values -}}
+serviceAccountName: {{ include "specserve.serviceAccount" $root }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+terminationGracePeriodSeconds: {{ include "specserve.grace" $root }}
+securityContext: {{- toYaml $v.podSecurityContext | nindent 2 }}
+{{- with $v.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $v.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- with $v.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with $v.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $v.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $v.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+topologySpreadConstraints:
+  {{- with $v.topologySpreadConstraints }}
+  {{- toYaml . | nindent 2 }}
+  {{- else }}
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels: {{- include "specserve.selector" $root | nindent 8 }}
+  {{- end }}
+{{- if $v.models.pull }}
+initContainers:
+  - name: pull-models
+    image: {{ include "specserve.image" $root }}
+    imagePullPolicy: {{ $v.image.pullPolicy }}
+    command: [specserve, models, pull, /etc/specserve/config.yaml]
+    env: {{- include "specserve.env" . | nindent 6 }}
+    securityContext: {{- toYaml $v.securityContext | nindent 6 }}
+    resources:
+      requests: {cpu: "1", memory: 2Gi}
+      limits: {memory: 4Gi}
+    volumeMounts: {{- include "specserve.mounts" (dict "root" $root "writable" true) | nindent 6 }}
+{{- end }}
+containers:
+  - name: engine
+    image: {{ include "specserve.image" $root }}
+    imagePullPolicy: {{ $v.image.pullPolicy }}
+    command: [specserve, launch, /etc/specserve/config.yaml]
+    env: {{- include "specserve.env" . | nindent 6 }}
+    ports:
+      - name: api
+        containerPort: {{ include "specserve.apiPort" $root }}
+      - name: metrics
+        containerPort: {{ include "specserve.metricsPort" $root }}
+    startupProbe:
+      httpGet: {path: /startupz, port: metrics}
+      periodSeconds: {{ $v.probes.startup.periodSeconds }}
+      timeoutSeconds: 5
+      failureThreshold: {{ include "specserve.startupFailures" $root }}
+    readinessProbe:
+      httpGet: {path: /readyz, port: metrics}
+      periodSeconds: {{ $v.probes.readiness.periodSeconds }}
+      timeoutSeconds: 5
+      failureThreshold: {{ $v.probes.readiness.failureThreshold }}
+    livenessProbe:
+      httpGet: {path: /livez, port: metrics}
+      periodSeconds: {{ $v.probes.liveness.periodSeconds }}
+      timeoutSeconds: 5
+      failureThreshold: {{ $v.probes.liveness.failureThreshold }}
+    lifecycle:
+      preStop:
+        exec:
+          command: [sleep, {{ $v.shutdown.preStopSeconds | quote }}]
+    securityContext: {{- toYaml $v.securityContext | nindent 6 }}
+    resources: {{- include "specserve.resources" $root | nindent 6 }}
+    volumeMounts: {{- include "specserve.mounts" (dict "root" $root "writable" false) | nindent 6 }}
+volumes: {{- include "specserve.volumes" $root | nindent 2 }}
+{{- end }}
+
+{{/* Probes until the engine's own start time-out has passed, and one minute more. */}}
+{{- define "specserve.startupFailures" -}}
+{{- $timeout := include "specserve.config" (dict "root" . "path" (list "engine" "startup_timeout_seconds") "default" 1800) | float64 -}}
+{{ add (divf $timeout .Values.probes.startup.periodSeconds | ceil) (divf 60 .Values.probes.startup.periodSeconds | ceil) }}
+{{- end }}
+
+{{- define "specserve.env" -}}
+- name: SPECSERVE_SERVER__HOST
+  value: 0.0.0.0
+- name: SPECSERVE_SIDECAR__HOST
+  value: 0.0.0.0
+- name: SPECSERVE_SIDECAR__STATE_DIR
+  value: /cache/state
+{{- if .root.Values.auth.existingSecret }}
+- name: SPECSERVE_SERVER__API_KEY_FILE
+  value: /etc/specserve/secrets/api/{{ .root.Values.auth.key }}
+{{- else }}
+- name: SPECSERVE_SERVER__ALLOW_UNAUTHENTICATED
+  value: "true"
+{{- end }}
+{{- if .root.Values.tls.existingSecret }}
+- name: SPECSERVE_SERVER__TLS__CERT_FILE
+  value: /etc/specserve/secrets/tls/tls.crt
+- name: SPECSERVE_SERVER__TLS__KEY_FILE
+  value: /etc/specserve/secrets/tls/tls.key
+{{- end }}
+{{- if .root.Values.hub.existingSecret }}
+- name: SPECSERVE_MODELS__HUB_TOKEN_FILE
+  value: /etc/specserve/secrets/hub/{{ .root.Values.hub.key }}
+{{- end }}
+- name: HOME
+  value: /cache
+- name: XDG_CACHE_HOME
+  value: /cache
+- name: HF_HOME
+  value: /cache/huggingface
+- name: VLLM_CACHE_ROOT
+  value: /cache/vllm
+- name: TMPDIR
+  value: /tmp
+{{- range .env }}
+- {{ toYaml . | nindent 2 | trim }}
+{{- end }}
+{{- with .root.Values.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "specserve.resources" -}}
+{{- $resources := deepCopy .Values.resources -}}
+{{- if .Values.gpu.resource -}}
+{{- $gpus := dict .Values.gpu.resource (include "specserve.gpus" .) -}}
+{{- $resources = mustMergeOverwrite $resources (dict "limits" (mustMergeOverwrite (default dict $resources.limits) $gpus)) -}}
+{{- end -}}
+{{ toYaml $resources }}
+{{- end }}
+
+{{- define "specserve.mounts" -}}
+- name: config
+  mountPath: /etc/specserve/config.yaml
+  subPath: config.yaml
+  readOnly: true
+- name: cache
+  mountPath: /cache
+- name: tmp
+  mountPath: /tmp
+- name: shm
+  mountPath: /dev/shm
+{{- range $name, $secret := dict "api" .root.Values.auth.existingSecret "tls" .root.Values.tls.existingSecret "hub" .root.Values.hub.existingSecret }}
+{{- if $secret }}
+- name: secret-{{ $name }}
+  mountPath: /etc/specserve/secrets/{{ $name }}
+  readOnly: true
+{{- end }}
+{{- end }}
+{{- if or .root.Values.models.existingClaim .root.Values.models.size }}
+- name: models
+  mountPath: {{ .root.Values.models.mountPath }}
+  readOnly: {{ not .writable }}
+{{- end }}
+{{- with .root.Values.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "specserve.volumes" -}}
+- name: config
+  configMap:
+    name: {{ include "specserve.name" . }}
+- name: cache
+  {{- if .Values.cache.existingClaim }}
+  persistentVolumeClaim:
+    claimName: {{ .Values.cache.existingClaim }}
+  {{- else }}
+  emptyDir:
+    sizeLimit: {{ .Values.cache.sizeLimit }}
+  {{- end }}
+- name: tmp
+  emptyDir: {}
+- name: shm
+  emptyDir:
+    medium: Memory
+    sizeLimit: {{ default (printf "%dGi" (add 2 (include "specserve.gpus" . | int))) .Values.sharedMemory }}
+{{- range $name, $secret := dict "api" .Values.auth.existingSecret "tls" .Values.tls.existingSecret "hub" .Values.hub.existingSecret }}
+{{- if $secret }}
+- name: secret-{{ $name }}
+  secret:
+    secretName: {{ $secret }}
+    defaultMode: 0440
+{{- end }}
+{{- end }}
+{{- if or .Values.models.existingClaim .Values.models.size }}
+- name: models
+  persistentVolumeClaim:
+    claimName: {{ default (printf "%s-models" (include "specserve.name" .)) .Values.models.existingClaim }}
+{{- end }}
+{{- with .Values.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
