@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -42,6 +43,7 @@ class Sign:
     message: str
     fix: str
     late: bool = False
+    context: re.Pattern[str] | None = None
 
 
 _PREFIX = re.compile(
@@ -54,7 +56,12 @@ _PREFIX = re.compile(
 def signs() -> tuple[Sign, ...]:
     """The table in ``failure_signs.yaml``."""
     rows = yaml.safe_load(SIGNS_FILE.read_text(encoding="utf-8"))
-    return tuple(Sign(**row | {"pattern": re.compile(row["pattern"], re.MULTILINE)}) for row in rows)
+    return tuple(_sign(**row) for row in rows)
+
+
+def _sign(*, pattern: str, context: str | None = None, **columns: Any) -> Sign:
+    around = None if context is None else re.compile(context)
+    return Sign(pattern=re.compile(pattern, re.MULTILINE), context=around, **columns)
 
 
 _OOM = re.compile(
@@ -101,12 +108,14 @@ def diagnose(lines: Sequence[str], *, exit_status: int | None = None) -> Failure
 def _first(text: str, *, late: bool) -> Failure | None:
     for sign in signs():
         if sign.late is late and (match := sign.pattern.search(text)):
-            return _failure(sign, match, text)
+            around = sign.context.search(text) if sign.context else None
+            if around or sign.context is None:
+                return _failure(sign, match, text, around.groupdict() if around else {})
     return None
 
 
-def _failure(sign: Sign, match: re.Match[str], text: str) -> Failure:
-    groups = {k: v for k, v in match.groupdict().items() if v is not None}
+def _failure(sign: Sign, match: re.Match[str], text: str, around: Mapping[str, str | None]) -> Failure:
+    groups = {k: v for k, v in {**match.groupdict(), **around}.items() if v is not None}
     path = groups.get("path") or groups.get("p2") or groups.get("p3") or ""
     values = dict.fromkeys(match.re.groupindex, "") | groups | {"path": path}
     fix = sign.fix

@@ -50,7 +50,7 @@ def findings(
         found += _method(settings, target, draft, engine)
         found += _runner(settings, engine, env)
         found += _requirements(settings, has_module)
-        found += _step_budget(settings)
+        found += _step_budget(settings, engine.default_max_num_seqs if engine else None)
         live = runner(settings, engine, env)
         features = known_bad.features(settings, target, draft, engine, live)
         found += known_bad.findings(settings.method, features, installed.version)
@@ -226,9 +226,9 @@ def extra_slots(settings: Settings) -> int:
     return 1 if method == "draft_model" else 0
 
 
-def _step_budget(settings: Settings) -> Iterator[Finding]:
-    """A full decode batch against the tokens of one step, where both are configured."""
-    tokens, seqs = settings.engine.max_num_batched_tokens, settings.engine.max_num_seqs
+def _step_budget(settings: Settings, default_seqs: int | None) -> Iterator[Finding]:
+    """A full decode batch against the tokens of one step, where both are known."""
+    tokens, seqs = settings.engine.max_num_batched_tokens, settings.engine.max_num_seqs or default_seqs
     if tokens is None:
         return
     where, extra = "engine.max_num_batched_tokens", extra_slots(settings)
