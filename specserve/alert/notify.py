@@ -192,6 +192,9 @@ class Worker:
     def _request(self, alerts: Sequence[Alert]) -> tuple[str, bytes, dict[str, str]]:
         headers = {"Content-Type": "application/json", "User-Agent": "specserve"}
         now = self._wall()
+        token = None if isinstance(self._config, SlackReceiver) else self._config.bearer_token
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token.get_secret_value()}"
         match self._config:
             case AlertmanagerReceiver(url=url):
                 until = now + 4 * self._pace.resend

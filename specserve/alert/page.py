@@ -58,8 +58,8 @@ alerts:
 
 Each receiver has its own thread and a bounded queue that keeps the latest word on each alert, so a dead receiver
 delays no other and nothing else. Failures are tried again with growing pauses up to a minute; a refusal (4xx) is not.
-A webhook gets the JSON of Alertmanager's own webhook, version 4. With a secret it carries
-`{messages.SIGNATURE_HEADER}: t=<unix seconds>,v1=<hex>`; to verify it:
+`bearer_token_file` logs in to an Alertmanager or webhook. A webhook gets the JSON of Alertmanager's own webhook,
+version 4. With a secret it carries `{messages.SIGNATURE_HEADER}: t=<unix seconds>,v1=<hex>`; to verify it:
 
 ```python
 stamp, digest = (part.partition("=")[2] for part in header.split(","))

@@ -175,6 +175,10 @@ class AlertmanagerReceiver(Section):
 
     type: Literal["alertmanager"]
     url: str = Field(pattern=r"^https?://", description="Base URL of Alertmanager.")
+    bearer_token: SecretStr | None = Field(
+        None, description="Token for the Authorization header; prefer bearer_token_file."
+    )
+    bearer_token_file: str | None = Field(None, description="File that holds the token.")
 
 
 class WebhookReceiver(Section):
@@ -184,6 +188,10 @@ class WebhookReceiver(Section):
     url: str = Field(pattern=r"^https?://", description="URL that receives a POST with JSON.")
     secret: SecretStr | None = Field(None, description="Key of the HMAC-SHA256 signature; prefer secret_file.")
     secret_file: str | None = Field(None, description="File that holds the signing key.")
+    bearer_token: SecretStr | None = Field(
+        None, description="Token for the Authorization header; prefer bearer_token_file."
+    )
+    bearer_token_file: str | None = Field(None, description="File that holds the token.")
 
 
 class SlackReceiver(Section):

@@ -166,13 +166,23 @@ def test_webhook_is_signed(server: Server) -> None:
     assert message["alerts"][0]["endsAt"] == "0001-01-01T00:00:00Z"
 
 
+@pytest.mark.parametrize("kind", ["alertmanager", "webhook"])
+def test_bearer_token(server: Server, kind: str) -> None:
+    """A receiver behind a login gets its token in the Authorization header."""
+    sender = notifier({"type": kind, "url": server.url, "bearer_token": "t0ken"})
+    sender.publish([FIRING], now=0)
+    until(lambda: server.got)
+    sender.stop()
+    assert server.got[0][1]["authorization"] == "Bearer t0ken"
+
+
 def test_unsigned_without_a_secret(server: Server) -> None:
-    """No secret, no signature header."""
+    """No secret, no signature header, no token."""
     sender = notifier({"type": "webhook", "url": server.url})
     sender.publish([FIRING], now=0)
     until(lambda: server.got)
     sender.stop()
-    assert "x-specserve-signature" not in server.got[0][1]
+    assert not {"x-specserve-signature", "authorization"} & server.got[0][1].keys()
 
 
 def test_slack_text(server: Server) -> None:
