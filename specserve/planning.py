@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from specserve import gpu
 from specserve.engine.introspect import Installed, installed
 from specserve.pair import calibration, facts, vram, vram_text
-from specserve.pair.shape import Backend
+from specserve.pair.shape import Backend, default_length
 
 if TYPE_CHECKING:
     from specserve.config.load import Loaded
@@ -89,7 +89,8 @@ class Planning:
             return self.plan(changed, draft=draft)
 
         utilization = self.settings.engine.gpu_memory_utilization
-        return vram_text.grid(again, made.max_model_len, utilization, draft=made.draft is not None)
+        limit = default_length(self.target, made.shape.accounting)
+        return vram_text.grid(again, made.max_model_len, limit, utilization, draft=made.method is not None)
 
 
 def read_models(settings: Settings) -> tuple[facts.ModelFacts, facts.ModelFacts | None]:

@@ -12,7 +12,7 @@ from specserve.units import gib
 
 if TYPE_CHECKING:
     from specserve.config.schema import Settings
-    from specserve.pair.vram import Plan
+    from specserve.pair.memory import Plan
 
 TOLERANCE = 0.15
 """A larger difference is worth a warning: something was placed otherwise than planned."""
@@ -96,9 +96,9 @@ def reconcile(plan: Plan, report: Report) -> Reconciliation:
     """Compare every figure that both know."""
     gpu = plan.tightest
     pairs: list[tuple[str, float | None, float | None]] = [
-        ("model_loading_bytes", gpu and gpu.target_weights_bytes + gpu.draft_weights_bytes, report.model_loading_bytes),
-        ("kv_cache_bytes", gpu and gpu.kv_cache_bytes, report.available_kv_bytes),
-        ("kv_cache_tokens", gpu and gpu.kv_cache_tokens, report.kv_cache_tokens),
+        ("model_loading_bytes", gpu.weights_bytes, report.model_loading_bytes),
+        ("kv_cache_bytes", gpu.kv_cache_bytes, report.available_kv_bytes),
+        ("kv_cache_tokens", gpu.kv_cache_tokens, report.kv_cache_tokens),
         ("max_concurrency", plan.capacity.requests or None, report.max_concurrency),
     ]
     return Reconciliation(tuple(Comparison(n, p, m) for n, p, m in pairs if p is not None and m is not None))
@@ -117,7 +117,7 @@ class Calibration:
 
 
 def key(settings: Settings, engine_version: str | None, gpu_name: str | None) -> str:
-    """What a measurement holds for: models, layout, batch limits, engine and GPU; not max_model_len, not utilization."""
+    """What a measurement holds for: models, layout, batch limits, engine, GPU; not max_model_len or utilization."""
     engine = settings.engine
     parts = [
         settings.models.model_dump(mode="json", exclude={"hub_token", "hub_token_file", "store"}),
@@ -131,7 +131,7 @@ def measure(plan: Plan, report: Report, *, key: str) -> Calibration | None:
     """The measured terms; None when the engine did not say enough."""
     gpu = plan.tightest
     loaded, pool = report.model_loading_bytes, report.available_kv_bytes
-    if gpu is None or gpu.budget_bytes is None or loaded is None or pool is None:
+    if gpu.budget_bytes is None or loaded is None or pool is None:
         return None
     return Calibration(key, loaded, max(0, gpu.budget_bytes - loaded - pool), report.graph_capture_bytes)
 

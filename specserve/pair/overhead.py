@@ -14,18 +14,27 @@ from specserve.pair.parameters import expert_count
 from specserve.pair.shape import Shape
 from specserve.units import GIB, MIB
 
-SAMPLER_BYTES = 12.3
-"""Per logit of the profiled sampler since 0.17: three float32 copies and indices, besides the logits themselves."""
-WIDE_SAMPLER_BYTES = 36.3
-"""Per logit until 0.16: the sampler sorted the whole vocabulary (values, int64 indices, cumulated probabilities)."""
-SECOND_RUNNER_SAMPLER_BYTES = 8.0
-"""Per logit with Model Runner V2: the logits in float32, and one copy."""
 MAX_ITEM_TOKENS = 16384
-"""Tokens of the largest image of a tower with dynamic resolution (Qwen-VL's default of 16384 merged patches)."""
-SPECULATIVE_SAMPLER_BYTES = 31.0
-"""Per logit when drafts are verified (first runner, since 0.17): float32 target logits, a sort for top-p, probabilities."""
-FIXED_ACTIVATION = 87 * MIB
-"""Attention metadata, input buffers, cuBLAS scratch."""
+"""Tokens of the largest image of a tower with dynamic resolution (Qwen-VL's default: 16384 merged patches)."""
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What was fitted, in bytes per logit or bytes."""
+
+    sampler: float = 12.3
+    """Since 0.17, besides the logits themselves: three float32 copies and indices."""
+    wide_sampler: float = 36.3
+    """Until 0.16: the sampler sorted the whole vocabulary (values, int64 indices, cumulated probabilities)."""
+    second_runner_sampler: float = 8.0
+    """Model Runner V2: the logits in float32, and one copy."""
+    speculative_sampler: float = 31.0
+    """First runner since 0.17 when drafts are verified: float32 target logits, a sort for top-p, probabilities."""
+    fixed_activation: float = 87 * MIB
+    """Attention metadata, input buffers, cuBLAS scratch."""
+
+
+FITTED = Constants()
 
 
 @dataclass(frozen=True)
@@ -42,31 +51,33 @@ class Overhead:
     """Logits of draft tokens that a full step needs and the profiling run does not show."""
 
 
-def of_stage(config: Config, shape: Shape, *, gpu_name: str | None, first: bool, last: bool, layers: int,
-             tower: Config | None) -> Overhead:  # fmt: skip
+def of_stage(config: Config, shape: Shape, constants: Constants, *, gpu_name: str | None, first: bool, last: bool,
+             layers: int, tower: Config | None) -> Overhead:  # fmt: skip
     """Overhead of one pipeline stage with this many layers. ``tower`` is the config of a vision tower."""
     return Overhead(
-        activation=activation(config, shape, first=first, last=last, tower=tower),
+        activation=activation(config, shape, constants, first=first, last=last, tower=tower),
         cuda_graphs=cuda_graphs(config, shape, layers), non_torch=non_torch(shape, gpu_name),
         collectives=late_collectives(shape, gpu_name),
         unprofiled_logits=unprofiled_logits(config, shape) if last else 0,
     )  # fmt: skip
 
 
-def activation(config: Config, shape: Shape, *, first: bool, last: bool, tower: Config | None) -> int:
+def activation(
+    config: Config, shape: Shape, constants: Constants, *, first: bool, last: bool, tower: Config | None
+) -> int:
     """Peak of the profiling step: the largest of encoder, one layer's forward pass and sampler, and what stays."""
     hidden, width = first_int(config, "hidden_size", "n_embd", "d_model") or 4096, shape.dtype_bytes
     if shape.accounting.v0:
         return _v0_activation(config, shape, hidden)
     tokens = shape.max_num_batched_tokens
     received = 0 if first else 2 * tokens * hidden * width  # hidden states and residual of the stage before
-    sampler = tokens * hidden * width + sampler_bytes(config, shape) if last else 0
+    sampler = tokens * hidden * width + sampler_bytes(config, shape, constants) if last else 0
     outputs = encoder = 0
     if tower is not None and first:
         items = max(tokens, MAX_ITEM_TOKENS if _dynamic_resolution(tower) else 0)
         outputs, encoder = 2 * items * hidden * width, encoder_bytes(tower, shape, items)
     peak = max(forward_bytes(config, shape, hidden), sampler, encoder)
-    return int(peak + moe_workspace(config, shape, hidden) + received + outputs + FIXED_ACTIVATION)
+    return int(peak + moe_workspace(config, shape, hidden) + received + outputs + constants.fixed_activation)
 
 
 def logit_rows(shape: Shape) -> int:
@@ -79,15 +90,15 @@ def vocabulary(config: Config) -> int:
     return -(-(first_int(config, "vocab_size") or 32000) // 64) * 64
 
 
-def sampler_bytes(config: Config, shape: Shape) -> float:
+def sampler_bytes(config: Config, shape: Shape, constants: Constants) -> float:
     """Logits in the model's dtype and the sampler's copies."""
-    per_logit = SAMPLER_BYTES
+    per_logit = constants.sampler
     if shape.accounting.wide_sampler:
-        per_logit = WIDE_SAMPLER_BYTES
+        per_logit = constants.wide_sampler
     elif shape.second_runner:
-        per_logit = SECOND_RUNNER_SAMPLER_BYTES
+        per_logit = constants.second_runner_sampler
     elif shape.method is not None:
-        per_logit = SPECULATIVE_SAMPLER_BYTES
+        per_logit = constants.speculative_sampler
     return logit_rows(shape) * vocabulary(config) * (shape.dtype_bytes + per_logit)
 
 

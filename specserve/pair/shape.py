@@ -175,7 +175,10 @@ def resolve(
 ) -> Shape:
     """The shape that vLLM would make of these settings on a GPU of this size."""
     engine, model, extra = settings.engine, settings.models.target_model, Extra(settings.engine.extra_args)
-    accounting, world = Accounting.of(engine_version, gpu_name=gpu_name, method=settings.method), model.tensor_parallel_size * model.pipeline_parallel_size
+    accounting, world = (
+        Accounting.of(engine_version, gpu_name=gpu_name, method=settings.method),
+        model.tensor_parallel_size * model.pipeline_parallel_size,
+    )
     length = engine.max_model_len or extra.number("max_model_len") or default_length(target, accounting)
     seqs, tokens = _batch_defaults(backend, gpu_bytes, gpu_name, world, accounting, length)
     max_tokens = engine.max_num_batched_tokens or min(tokens, (engine.max_num_seqs or seqs) * length)

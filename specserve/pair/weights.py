@@ -51,7 +51,7 @@ class Weights:
 
 
 def of_model(facts: ModelFacts, shape: Shape, *, tp: int | None = None, online: str | None = None) -> Weights:
-    """Weights of one model under a deployment. ``tp`` other than the shape's is a draft's; it is never cut in stages."""
+    """Weights of one model under a deployment. ``tp`` is given for a draft, which is never cut into stages."""
     config, pp = facts.text_config, 1 if tp is not None else shape.pp
     tp = shape.tp if tp is None else tp
     split = Split.of(config, tp=tp, ep=shape.ep, replicate_tower=shape.extra.get("mm_encoder_tp_mode") == "data")
@@ -146,8 +146,9 @@ def loaded_bytes(name: str, tensor: TensorFacts, where: Place, dtype_bytes: int,
     if tensor.dtype not in _FLOATS:
         return Fraction(tensor.nbytes)
     elements = tensor.nbytes * 8 // DTYPE_BITS[tensor.dtype]
-    if online in ONLINE_BITS and (where.expert if online == "experts_int8" else where.linear) and where.part == "layer":
-        return Fraction(elements) * Fraction(ONLINE_BITS[online]) / 8
+    bits = ONLINE_BITS.get(online or "")
+    if bits and where.part == "layer" and (where.expert if online == "experts_int8" else where.linear):
+        return Fraction(elements) * Fraction(bits) / 8
     if _KEPT_FLOAT32.search(name):
         return Fraction(tensor.nbytes)
     return Fraction(elements * dtype_bytes)
@@ -184,7 +185,9 @@ def rope_table_bytes(config: Config, shape: Shape) -> int:
     if isinstance(partial, float) and not is_mla(config):
         dim = int(dim * partial)
     rope = config.get("rope_scaling") or config.get("rope_parameters")
-    factor = rope.get("factor") if isinstance(rope, Mapping) and rope.get("rope_type", rope.get("type")) == "linear" else 1
+    factor = (
+        rope.get("factor") if isinstance(rope, Mapping) and rope.get("rope_type", rope.get("type")) == "linear" else 1
+    )
     return int(positions * float(factor or 1)) * dim * shape.dtype_bytes
 
 

@@ -1,0 +1,148 @@
+"""A memory plan as data: every GPU's sum, what its pool holds, and every term with its source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from specserve.pair.shape import Backend, Shape
+
+if TYPE_CHECKING:
+    from specserve.findings import Finding
+
+Confidence = Literal["measured", "modelled", "assumed"]
+
+
+@dataclass(frozen=True)
+class Term:
+    """One line of the sum."""
+
+    name: str
+    bytes: int
+    formula: str
+    source: str
+
+
+@dataclass(frozen=True)
+class GpuPlan:
+    """One GPU's sum; on the CPU backend, one worker's memory."""
+
+    index: int
+    """The device's number, or a plain count on what-if hardware."""
+    total_bytes: int | None
+    """What CUDA hands out; None when no GPU is known. On the CPU backend: free memory."""
+    budget_bytes: int | None
+    target_weights_bytes: int
+    draft_weights_bytes: int
+    activation_bytes: int
+    cuda_graph_bytes: int
+    non_torch_bytes: int
+    kv_cache_bytes: int | None
+    kv_cache_tokens: int | None
+    other_bytes: int = 0
+    """In use by other processes."""
+    stage: int = 0
+    """Pipeline stage."""
+    graphs_in_budget: bool = True
+    """Whether the graphs come out of the budget (since 0.21) or on top of it."""
+
+    @property
+    def fixed_bytes(self) -> int:
+        """What comes out of the budget before the KV cache."""
+        graphs = self.cuda_graph_bytes if self.graphs_in_budget else 0
+        return self.weights_bytes + self.activation_bytes + self.non_torch_bytes + graphs
+
+    @property
+    def weights_bytes(self) -> int:
+        """Target and draft: what the engine logs as "Model loading took"."""
+        return self.target_weights_bytes + self.draft_weights_bytes
+
+    def as_dict(self) -> dict[str, int | None]:
+        """The JSON contract."""
+        keys = (
+            "index", "total_bytes", "budget_bytes", "target_weights_bytes", "draft_weights_bytes", "activation_bytes",
+            "cuda_graph_bytes", "non_torch_bytes", "kv_cache_bytes", "kv_cache_tokens", "other_bytes",
+        )  # fmt: skip
+        return {key: getattr(self, key) for key in keys}
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What the pool holds."""
+
+    kv_cache_tokens: int
+    """As the engine's log counts them."""
+    requests: float
+    """Requests of max_model_len tokens at once."""
+
+
+Refusal = Literal["memory", "other-processes", "headroom", "gpu-count", "split"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The whole deployment's memory."""
+
+    backend: Backend
+    gpus: tuple[GpuPlan, ...]
+    shape: Shape
+    kv_bytes_per_token: int
+    capacity: Capacity
+    without_draft: Capacity
+    largest_max_model_len: int
+    """The longest single request that the pool holds, at most the model's own limit."""
+    request_bytes: int
+    """One request of max_model_len on one GPU, in whole blocks."""
+    late_bytes: int
+    """Draft logits that no profiling run sees: allocated by the first full step, outside the budget."""
+    terms: tuple[Term, ...]
+    confidence: Confidence
+    assumed: tuple[str, ...]
+    gpu_name: str | None
+    gpus_found: int | None
+    """None when none is known."""
+    refusal: Refusal | None
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the engine would start and hold one request; None when there is no GPU to plan for."""
+        return self.refusal is None if self.refusal or self.gpus_found is not None else None
+
+    @property
+    def max_model_len(self) -> int:
+        """The context planned for."""
+        return self.shape.max_model_len
+
+    @property
+    def method(self) -> str | None:
+        """The speculative method; None without speculation."""
+        return self.shape.method
+
+    @property
+    def tightest(self) -> GpuPlan:
+        """The GPU that decides: the one with the least KV cache."""
+        return min(self.gpus, key=lambda g: g.kv_cache_bytes or 0)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON contract: bytes as integers."""
+        return {
+            "fits": self.fits,
+            "backend": self.backend,
+            "gpus": [g.as_dict() for g in self.gpus],
+            "kv_bytes_per_token": self.kv_bytes_per_token,
+            "max_concurrency": {"tokens": self.max_model_len, "requests": round(self.capacity.requests, 2)},
+            "without_draft": {
+                "kv_cache_tokens": self.without_draft.kv_cache_tokens,
+                "requests": round(self.without_draft.requests, 2),
+            },
+            "largest_max_model_len": self.largest_max_model_len,
+            "terms": [vars(t) for t in self.terms],
+            "confidence": self.confidence,
+            "assumed": list(self.assumed),
+        }
+
+    def findings(self) -> list[Finding]:
+        """The verdict in the shape of every other check."""
+        from specserve.pair import memory_findings
+
+        return memory_findings.of_plan(self)
