@@ -155,7 +155,7 @@ def _totals() -> Iterable[Family]:
     )
 
 
-def _windows() -> Iterable[Family]:
+def _windowed_speculation() -> Iterable[Family]:
     yield from _gauges(
         ("window_seconds", "seconds", "Time that the window really covers; shorter after a start."),
         ("window_draft_tokens", "tokens", "Draft tokens in the window: the sample size of the acceptance rate."),
@@ -180,6 +180,12 @@ def _windows() -> Iterable[Family]:
             "ratio",
             "tokens_per_step x baseline step time / speculative step time of the profile.",
         ),
+        labels=("window",),
+    )
+
+
+def _windowed_traffic() -> Iterable[Family]:
+    yield from _gauges(
         ("requests_per_second", "requests/s", "Finished requests per second."),
         ("generation_tokens_per_second", "tokens/s", "Output tokens per second."),
         ("prompt_tokens_per_second", "tokens/s", "Prompt tokens per second."),
@@ -272,7 +278,7 @@ def _alerts() -> Iterable[Family]:
 
 FAMILIES: Mapping[str, Family] = {
     family.name: family
-    for section in (_health, _load, _totals, _windows, _references, _gpu, _alerts)
+    for section in (_health, _load, _totals, _windowed_speculation, _windowed_traffic, _references, _gpu, _alerts)
     for family in section()
 }
 """Name -> family, in the order of the documentation."""
