@@ -288,6 +288,12 @@ def heads() -> Iterator[Pair]:
         method="eagle3",
         expect=says("head-verifier"),
     )
+    card = b"---\nlicense: mit\nbase_model:\n- meta/Llama-3\n---\n# A head\n"
+    yield Pair(
+        "card-other", edited(make.eagle3(), files={"README.md": card}), method="eagle3", expect=says("head-verifier")
+    )
+    card = b"---\nbase_model: 'meta/target'\n---\nbase_model: meta/Llama-3\n"
+    yield Pair("card", edited(make.eagle3(), files={"README.md": card}), method="eagle3", near="head-verifier")
     yield Pair(
         "speculators-bare", spec.having(transformer_layer_config=None), method="eagle3", expect=says("head-config")
     )

@@ -134,7 +134,7 @@ def _verifier(target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:
     spec = draft.config.get("speculators_config")
     verifier = spec.get("verifier") if isinstance(spec, Mapping) else None
     if not isinstance(verifier, Mapping):
-        return
+        verifier = {"name_or_path": _base_model(draft)}
     trained_for, given = verifier.get("name_or_path"), verifier.get("architectures")
     names = [n for n in given if isinstance(n, str)] if isinstance(given, list) else []
     if names and target.architectures and not set(names) & set(target.architectures):
@@ -146,6 +146,19 @@ def _verifier(target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:
         )
         fix = "use the head of this very target, or measure acceptance"
         yield Finding("head-verifier", "warning", DRAFT, message, fix)
+
+
+def _base_model(head: ModelFacts) -> str | None:
+    """``base_model`` in the front matter of the head's model card."""
+    if head.source is None or "README.md" not in head.sizes:
+        return None
+    try:
+        card = head.source.read("README.md", 0, 16 * 1024).decode("utf-8", "replace")
+    except OSError:
+        return None
+    front = card.split("\n---", 1)[0] if card.startswith("---") else ""
+    match = re.search(r"^base_model:[ \t]*(?:\n\s*-[ \t]*)?[\"']?([\w./-]+)", front, re.MULTILINE)
+    return match.group(1) if match else None
 
 
 def _name(path: str) -> str:

@@ -137,7 +137,7 @@ def _tokenizer_json(name: str, digest: str, data: bytes) -> Tokenizer:
         if base.get(token) == token_id:
             del base[token]
     rules = {part: _digest(body.get(part)) for part in _RULES}
-    rules["merges"] = _digest(_flat(model.pop("merges", None)))
+    rules["merges"] = _merges(model.pop("merges", None))
     rules["model"] = _digest({k: v for k, v in model.items() if v not in (None, False, "")})
     return Tokenizer("tokenizer.json", name, digest, base, added, rules, data)
 
@@ -146,11 +146,12 @@ def _unigram(vocab: list[Any]) -> list[tuple[str, int]]:
     return [(str(entry[0]), i) for i, entry in enumerate(vocab)]
 
 
-def _flat(merges: Any) -> Any:
-    """Merges as ``a b`` lines: newer files write pairs, older ones strings."""
-    if isinstance(merges, list):
-        return [" ".join(m) if isinstance(m, list) else m for m in merges]
-    return merges
+def _merges(merges: Any) -> str:
+    """Digest of merges as ``a b`` lines: newer files write pairs, older ones strings."""
+    if not isinstance(merges, list):
+        return _digest(merges)
+    lines = "\n".join(" ".join(m) if isinstance(m, list) else m for m in merges)
+    return hashlib.sha256(lines.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def _check_ids(ids: Mapping[str, Any]) -> None:

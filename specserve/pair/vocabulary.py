@@ -129,10 +129,17 @@ def _added(target: Tokenizer, draft: Tokenizer) -> tuple[str, ...]:
 
 def _sample(target: Tokenizer, draft: Tokenizer) -> tuple[int | None, bool]:
     """Index of the first line with different ids, and whether both could encode at all."""
-    ours, theirs = tokenizer_files.encoder(target), tokenizer_files.encoder(draft)
+    ours = _encoded(target)
+    theirs = None if ours is None else _encoded(draft)
     if ours is None or theirs is None:
         return None, False
-    return next((i for i, line in enumerate(SAMPLE) if ours(line) != theirs(line)), None), True
+    return next((i for i in range(len(SAMPLE)) if ours[i] != theirs[i]), None), True
+
+
+def _encoded(tokenizer: Tokenizer) -> list[list[int]] | None:
+    """The sample's ids. The encoder is dropped at once: two large ones would hold 100 MB each."""
+    encode = tokenizer_files.encoder(tokenizer)
+    return None if encode is None else [encode(line) for line in SAMPLE]
 
 
 def overlap_ratio(target: Tokenizer, draft: Tokenizer) -> float | None:
