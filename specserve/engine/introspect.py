@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import logging
 import re
 import subprocess
 import sys
@@ -27,6 +28,7 @@ SCHEMA = 1
 """Version of the cached JSON; older files are made anew."""
 PROBE = Path(__file__).with_name("probe_vllm.py")
 MAX_CACHE_BYTES = 8 * 1024**2
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -130,18 +132,31 @@ def describe(of: Installed, *, environ: Mapping[str, str], timeout_seconds: floa
     known = cached(of, environ=environ)
     if known is not None:
         return known
-    with tempfile.TemporaryDirectory(prefix="specserve-") as folder:
-        answer = Path(folder) / "answer.json"
-        failed = _ask(of, answer, environ, timeout_seconds)
-        if failed is not None:
-            return failed
-        text = answer.read_text(encoding="utf-8")
+    _LOG.info("asking %s what it supports; once per version, about 10 s", of)
+    try:
+        with tempfile.TemporaryDirectory(prefix="specserve-") as folder:
+            answer = Path(folder) / "answer.json"
+            failed = _ask(of, answer, environ, timeout_seconds)
+            if failed is not None:
+                return failed
+            text = answer.read_text(encoding="utf-8")
+        facts = parse(of, json.loads(text))
+    except OSError as error:
+        return _not_asked(of, f"there is no temporary folder to ask it in: {error.strerror or error}")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        return _not_asked(of, f"answered in another shape ({error})")
     _keep(cache_file(of, environ), text)
-    return parse(of, json.loads(text))
+    return facts
 
 
 def _ask(of: Installed, answer: Path, environ: Mapping[str, str], timeout_seconds: float) -> Finding | None:
-    env = {**environ, "CUDA_VISIBLE_DEVICES": "", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    env = {
+        **environ,
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+    }
     try:
         done = subprocess.run(
             [of.python, "-P", str(PROBE), str(answer)],

@@ -152,6 +152,16 @@ def test_slow_vllm_is_a_warning(tmp_path: Path, environ: dict[str, str]) -> None
     assert finding.message.startswith("did not answer within 0.3 s")
 
 
+@pytest.mark.parametrize("text", ["", "[]", '{"flags": {"--x": {}}}', "{"])
+def test_answer_of_another_shape_is_a_warning(tmp_path: Path, environ: dict[str, str], text: str) -> None:
+    """A probe that writes nonsense and exits 0 refuses nothing, and its nonsense is not kept."""
+    of = interpreter(tmp_path, f"open(sys.argv[3], 'w').write({text!r})")
+    finding = describe(of, environ=environ)
+    assert isinstance(finding, Finding)
+    assert (finding.code, finding.severity) == ("engine-not-asked", "warning")
+    assert not cache_file(of, environ).exists()
+
+
 def test_missing_interpreter_is_a_warning(environ: dict[str, str]) -> None:
     """An interpreter that is gone cannot be asked."""
     finding = describe(Installed("vllm", "0.32.0", "/nowhere/python"), environ=environ)
