@@ -1,0 +1,107 @@
+"""The scripts, as far as they need neither engine nor network."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import subprocess
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+@pytest.fixture
+def prepare_models(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """scripts/prepare_models.py as a module."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    return importlib.import_module("prepare_models")
+
+
+@pytest.fixture
+def text(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """scripts/models/text.py as a module."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    return importlib.import_module("models.text")
+
+
+def write_weights(folder: Path) -> None:
+    """A build that works."""
+    (folder / "model.safetensors").write_text("weights")
+    (folder / "model.safetensors").chmod(0o600)
+
+
+def test_a_build_that_breaks_off_leaves_no_model(prepare_models: ModuleType, tmp_path: Path) -> None:
+    """Neither a model that looks ready, nor, after the next run, a folder of the broken one."""
+
+    def breaks(folder: Path) -> None:
+        write_weights(folder)
+        raise KeyboardInterrupt
+
+    model = tmp_path / "m"
+    with pytest.raises(KeyboardInterrupt):
+        prepare_models.prepare(model, "r1", breaks)
+    assert not model.exists()
+    prepare_models.prepare(model, "r1", write_weights)
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def test_a_ready_model_is_not_built_again(prepare_models: ModuleType, tmp_path: Path) -> None:
+    """Only another recipe builds anew."""
+    built = []
+
+    def build(folder: Path) -> None:
+        built.append(folder)
+        write_weights(folder)
+
+    for recipe in ("r1", "r1", "r2"):
+        prepare_models.prepare(tmp_path / "m", recipe, build)
+    assert len(built) == 2
+
+
+def test_weights_can_be_read_by_others(prepare_models: ModuleType, tmp_path: Path) -> None:
+    """A container that runs as another user serves them too."""
+    prepare_models.prepare(tmp_path / "m", "r1", write_weights)
+    assert (tmp_path / "m" / "model.safetensors").stat().st_mode & 0o777 == 0o644
+
+
+def test_held_out_text_is_not_in_the_training_text(text: ModuleType) -> None:
+    """No document that is asked about was trained on."""
+    corpus = text.train(2000)
+    assert not [s for s in text.held_out(60) if s.prompt + s.continuation in corpus]
+
+
+def test_text_repeats_exactly_by_seed(text: ModuleType) -> None:
+    """The same seed gives the same prompts, another seed other ones."""
+    assert text.held_out(3, seed=5) == text.held_out(3, seed=5)
+    assert text.held_out(3, seed=5) != text.held_out(3, seed=6)
+    assert text.instructions(1)[0].endswith(":") or "{" in text.instructions(1)[0]
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "says"),
+    [
+        (["quickstart", "--twice"], 2, "usage: scripts/quickstart [--once]\n"),
+        pytest.param(
+            ["debian-packages", "coreutils"],
+            0,
+            "",
+            marks=pytest.mark.skipif(shutil.which("dpkg-query") is None, reason="not a Debian"),
+        ),
+    ],
+)
+def test_shell_script(command: list[str], code: int, says: str) -> None:
+    """A wrong option is refused before anything is installed; a package that is there is not installed again."""
+    done = subprocess.run(
+        [str(SCRIPTS / command[0]), *command[1:]], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (done.returncode, done.stderr) == (code, says)
+
+
+@pytest.mark.parametrize("name", ["setup", "test", "quickstart", "debian-packages"])
+def test_shell_script_parses(name: str) -> None:
+    """bash accepts the whole file, also the branches that this machine does not take."""
+    done = subprocess.run(["bash", "-n", str(SCRIPTS / name)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
