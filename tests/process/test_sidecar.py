@@ -270,6 +270,19 @@ def test_one_exposition_for_every_scraper(stub, sidecar, accept: str) -> None:
     assert "# EOF" not in answer.text
 
 
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_has_nothing_to_complain_of(stub, sidecar) -> None:
+    """Names, types and help texts pass Prometheus' own linter."""
+    engine = stub(*SPEC)
+    watcher = sidecar(engine.port)
+    watcher.becomes("idle")
+    engine.control(drafts=500)
+    wait_until(lambda: watcher.number('specserve_acceptance_rate{window="1m"}') is not None)
+    argv = ["promtool", "check", "metrics"]
+    linted = subprocess.run(argv, input=watcher.get("/metrics").text, capture_output=True, text=True, check=False)
+    assert (linted.returncode, linted.stdout + linted.stderr) == (0, "")
+
+
 def test_the_page_and_the_paths(stub, sidecar) -> None:
     """A page for people, JSON for programs, 404 with the paths, HEAD without a body, nothing else allowed."""
     watcher = sidecar(stub(*SPEC).port)
