@@ -1,0 +1,72 @@
+"""The canary against real servers: right ones, weak ones, and the CPU engine with its defect left in."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from specserve.config.load import load
+from specserve.engine import canary
+from specserve.engine.client import EngineClient
+
+ROOT = Path(__file__).parents[2]
+BROKEN = "tiny-pair.yaml engine.repairs=[] engine.canary.policy=warn"
+BAD_DRAFT = "tiny-pair.yaml models.draft_model.path=.cache/models/tiny-draft-bad"
+
+
+def check(server) -> canary.CanaryResult:
+    """One canary against a launched server."""
+    config, *overrides = server.spec.split()
+    settings = load(ROOT / "configs" / config, environ=os.environ, overrides=overrides).settings
+    return canary.run(EngineClient(server.base_url, model=settings.served_model_name), settings)
+
+
+def test_right_pair_passes_every_time(engine_server):
+    """A weak but right model passes ten canaries in a row: flat distributions and near-ties are no corruption."""
+    results = [check(engine_server) for _ in range(10)]
+    assert [(r.verdict, r.reasons) for r in results] == [("ok", ())] * 10
+    assert all(r.position0_acceptance > 0.5 for r in results)
+    assert all(r.compared_tokens > 100 for r in results)
+
+
+@pytest.mark.parametrize("engine_server", [BROKEN], indirect=True)
+def test_corrupted_sampling_is_proven(engine_server):
+    """With repairs off, the CPU engine answers 200 and is healthy, and the canary proves its sampled text wrong."""
+    results = [check(engine_server) for _ in range(5)]
+    assert [r.verdict for r in results] == ["corrupt"] * 5
+    assert "not the target's" in results[0].reasons[0]
+    assert "corrupt" in engine_server.log()
+
+
+@pytest.mark.parametrize("engine_server", [BAD_DRAFT], indirect=True)
+def test_noise_of_a_draft_is_ineffective_not_corrupt(engine_server):
+    """A draft that proposes noise costs speed only: the text is right, acceptance at position 0 is not."""
+    result = check(engine_server)
+    assert result.verdict == "ineffective"
+    assert result.position0_acceptance < 0.2
+    assert result.compared_tokens > 100
+
+
+@pytest.mark.parametrize("engine_server", ["quickstart.yaml"], indirect=True)
+def test_real_model_with_lookup_passes(engine_server):
+    """SmolLM2 with drafts from the prompt: a chat template, a large vocabulary, and steps without drafts."""
+    result = check(engine_server)
+    assert (result.verdict, result.reasons) == ("ok", ())
+    assert result.drafts > 0
+
+
+@pytest.mark.parametrize("engine_server", ["tiny-pair.yaml speculative_decoding.enabled=false"], indirect=True)
+def test_target_alone_has_nothing_to_compare(engine_server):
+    """Without speculation the canary is one text, and no drafts are missed."""
+    result = check(engine_server)
+    assert (result.verdict, result.drafts, result.compared_tokens) == ("ok", None, 0)
+
+
+def test_corrupt_engine_never_gets_ready(launch):
+    """By default proven corruption blocks: specserve ends with 4 and says what to do."""
+    server = launch("tiny-pair.yaml engine.repairs=[]", wait=False)
+    assert server.process.wait(400) == 4
+    assert "corrupt" in server.log()
+    assert "\nReady\n" not in server.log()
