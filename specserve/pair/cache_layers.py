@@ -42,9 +42,18 @@ class CacheModel:
     assumed: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class _Side:
+    """How one model's cache is laid out: the target's and the draft's TP and cache type can differ."""
+
+    shape: Shape
+    tp: int
+    kv_dtype: str
+
+
 def of_target(config: Config, shape: Shape) -> CacheModel:
     """The target's caching layers. ``config`` is the language model's part of config.json."""
-    return _layers(config, shape, shape.tp, shape.kv_dtype)
+    return _layers(config, _Side(shape, shape.tp, shape.kv_dtype))
 
 
 def of_draft(method: str | None, target: Config, draft: Config | None, shape: Shape) -> CacheModel:
@@ -52,68 +61,66 @@ def of_draft(method: str | None, target: Config, draft: Config | None, shape: Sh
     if not shape.drafts_with_a_model or method in {"medusa", "mlp_speculator"}:
         return CacheModel(())
     if draft is None:
-        model = _mtp_layers(target, shape)
+        model = _mtp_layers(target, _Side(shape, shape.tp, shape.draft_kv_dtype))
     else:
-        model = _layers(draft, shape, shape.draft_tp, shape.draft_kv_dtype)
+        model = _layers(draft, _Side(shape, shape.draft_tp, shape.draft_kv_dtype))
     return CacheModel(tuple(replace(layer, draft=True) for layer in model.layers), model.assumed)
 
 
-def _mtp_layers(config: Config, shape: Shape) -> CacheModel:
+def _mtp_layers(config: Config, side: _Side) -> CacheModel:
     """One full-attention layer per MTP module, with the target's heads (MLA where the target has it)."""
     count = first_int(config, "mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules") or 1
-    attention = {k: v for k, v in config.items() if k not in {"layer_types", "hybrid_override_pattern"}}
-    layer = _attention(attention, shape, shape.tp, shape.draft_kv_dtype, "full", None)
-    return CacheModel((layer,) * count)
+    return CacheModel((_attention(config, side, "full", None),) * count)
 
 
-def _layers(config: Config, shape: Shape, tp: int, kv_dtype: str) -> CacheModel:
+def _layers(config: Config, side: _Side) -> CacheModel:
     count = first_int(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
     if count is None:
-        return CacheModel((), ("KV cache: config.json names no number of layers",))
+        return CacheModel((), ("KV cache: config.json names no number of layers, counted as 0",))
     assumed: list[str] = []
     kinds = layer_kinds(config, count)
     shared = config.get("num_kv_shared_layers") or 0
     kinds = kinds[: len(kinds) - shared] if isinstance(shared, int) and 0 < shared < len(kinds) else kinds
-    layers: list[CacheLayer] = []
-    for kind in kinds:
-        layers += _one_layer(kind, config, shape, tp, kv_dtype, assumed)
+    layers = [layer for kind in kinds for layer in _one_layer(kind, config, side, assumed)]
     if config.get("use_cla") and isinstance(factor := config.get("cla_share_factor"), int) and factor > 1:
         layers = layers[::factor]
+    if config.get("compress_ratios"):
+        assumed.append("KV cache: compressed attention is counted as if each layer kept every token")
     return CacheModel(tuple(layers), tuple(dict.fromkeys(assumed)))
 
 
-def _one_layer(kind: str, config: Config, shape: Shape, tp: int, kv_dtype: str, assumed: list[str]) -> list[CacheLayer]:
+def _one_layer(kind: str, config: Config, side: _Side, assumed: list[str]) -> list[CacheLayer]:
     window = first_int(config, "sliding_window", "sliding_window_size", "window_size")
-    if kind in {"none", "mlp", "moe"}:
+    if kind == "none":
         return []
     if kind == "sliding" and window:
-        return [_attention(config, shape, tp, kv_dtype, "sliding", window)]
+        return [_attention(config, side, "sliding", window)]
     if kind == "chunked":
-        return [_attention(config, shape, tp, kv_dtype, "chunked", first_int(config, "attention_chunk_size"))]
+        return [_attention(config, side, "chunked", first_int(config, "attention_chunk_size"))]
     if kind in {"full", "sliding"}:
-        return _full_attention(config, shape, tp, kv_dtype)
-    state = state_bytes(config, shape, tp)
+        return _full_attention(config, side)
+    state = state_bytes(config, side.shape, side.tp)
     if state is None:
         assumed.append(f"state of '{kind}' layers: unknown layout, counted as one full-attention layer")
-        return _full_attention(config, shape, tp, kv_dtype)
+        return _full_attention(config, side)
     layer = CacheLayer("state", state_bytes=state)
-    return [layer, *_full_attention(config, shape, tp, kv_dtype)] if kind == "state+full" else [layer]
+    return [layer, *_full_attention(config, side)] if kind == "state+full" else [layer]
 
 
-def _full_attention(config: Config, shape: Shape, tp: int, kv_dtype: str) -> list[CacheLayer]:
-    layer = _attention(config, shape, tp, kv_dtype, "full", None)
+def _full_attention(config: Config, side: _Side) -> list[CacheLayer]:
+    layer = _attention(config, side, "full", None)
     indexer = first_int(config, "index_head_dim") if config.get("index_topk") else None
     if indexer is None:
         return [layer]
     return [layer, CacheLayer("full", token_bytes=indexer + 4 * -(-indexer // 128), mla=True)]
 
 
-def _attention(config: Config, shape: Shape, tp: int, kv_dtype: str, kind: Kind, window: int | None) -> CacheLayer:
+def _attention(config: Config, side: _Side, kind: Kind, window: int | None) -> CacheLayer:
     if is_mla(config):
-        return CacheLayer(kind, _mla_token_bytes(config, shape, kv_dtype), window, mla=True)
+        return CacheLayer(kind, _mla_token_bytes(config, side), window, mla=True)
     heads, key_dim, value_dim = head_geometry(config, kind)
-    per_gpu = max(1, heads // tp)
-    return CacheLayer(kind, _packed(per_gpu, key_dim, value_dim, kv_dtype, shape.dtype_bytes), window)
+    per_gpu = max(1, heads // side.tp)
+    return CacheLayer(kind, _packed(per_gpu, key_dim, value_dim, side.kv_dtype, side.shape.dtype_bytes), window)
 
 
 def _packed(heads: int, key_dim: int, value_dim: int, kv_dtype: str, model_bytes: int) -> int:
@@ -153,14 +160,15 @@ def cache_bytes(kv_dtype: str, model_bytes: int) -> int:
     return DTYPE_BYTES.get(kv_dtype, model_bytes)
 
 
-def _mla_token_bytes(config: Config, shape: Shape, kv_dtype: str) -> int:
+def _mla_token_bytes(config: Config, side: _Side) -> int:
     """The latent and its rope part, once per GPU: TP does not divide it. The sparse kernels' fp8 packs 656 bytes."""
+    kv_dtype = side.kv_dtype
     latent = int(config["kv_lora_rank"]) + int(config.get("qk_rope_head_dim") or 0)
     if kv_dtype == "fp8_ds_mla" or (kv_dtype.startswith("fp8") and config.get("index_topk")):
         return int(config["kv_lora_rank"]) + 16 + 2 * int(config.get("qk_rope_head_dim") or 0)
     if kv_dtype in {"int8_per_token_head", "fp8_per_token_head"}:
         return latent + 8
-    return latent * cache_bytes(kv_dtype, shape.dtype_bytes)
+    return latent * cache_bytes(kv_dtype, side.shape.dtype_bytes)
 
 
 def is_mla(config: Config) -> bool:
@@ -203,23 +211,27 @@ def layer_kinds(config: Config, count: int) -> list[str]:
     for key in ("layer_types", "layers_block_type", "block_types"):
         if isinstance(names := config.get(key), list) and names:
             return [_KINDS.get(str(n), str(n)) for n in _cycle(names, count)]
-    if isinstance(pattern := config.get("hybrid_override_pattern"), str):  # Nemotron-H: M mamba, * attention, - MLP
-        return [{"M": "state", "*": "full"}.get(c, "none") for c in pattern]
-    if isinstance(interval := config.get("full_attention_interval"), int) and "linear_num_value_heads" in config:
-        return ["full" if (i + 1) % interval == 0 else "state" for i in range(count)]
-    if isinstance(period := config.get("attn_layer_period"), int):  # Jamba
-        offset = first_int(config, "attn_layer_offset") or 0
-        return ["full" if i % period == offset else "state" for i in range(count)]
-    if isinstance(listed := config.get("attn_type_list"), list):  # MiniMax-01: 0 linear, 1 full
-        return ["full" if t else "state" for t in listed]
-    if isinstance(linear := config.get("linear_attn_config"), Mapping):  # Kimi Linear counts from one
-        full = linear.get("full_attn_layers") or []
-        return ["full" if i + 1 in full else "state" for i in range(count)]
-    if config.get("model_type") == "falcon_h1":
-        return ["state+full"] * count
     if isinstance(blocks := config.get("block_configs"), list):  # pruned by NAS
         return ["none" if _no_attention(b) else "full" for b in blocks]
-    return _attention_kinds(config, count)
+    return _hybrid_kinds(config, count) or _attention_kinds(config, count)
+
+
+def _hybrid_kinds(config: Config, count: int) -> list[str] | None:
+    """Layers of a model with recurrent states, by the fields of each family; None for a model without."""
+    if isinstance(pattern := config.get("hybrid_override_pattern"), str):  # Nemotron-H: M mamba, * attention, - MLP
+        return [{"M": "state", "*": "full"}.get(c, "none") for c in pattern]
+    full: list[bool] | None = None
+    if isinstance(interval := config.get("full_attention_interval"), int) and "linear_num_value_heads" in config:
+        full = [(i + 1) % interval == 0 for i in range(count)]
+    elif isinstance(period := config.get("attn_layer_period"), int):  # Jamba
+        full = [i % period == (first_int(config, "attn_layer_offset") or 0) for i in range(count)]
+    elif isinstance(listed := config.get("attn_type_list"), list):  # MiniMax: 0 linear, 1 full
+        full = [bool(t) for t in listed]
+    elif isinstance(linear := config.get("linear_attn_config"), Mapping):  # Kimi Linear counts from one
+        full = [i + 1 in (linear.get("full_attn_layers") or []) for i in range(count)]
+    elif config.get("model_type") == "falcon_h1":
+        return ["state+full"] * count
+    return None if full is None else ["full" if f else "state" for f in full]
 
 
 def _no_attention(block: Any) -> bool:
@@ -272,10 +284,10 @@ def state_bytes(config: Config, shape: Shape, tp: int) -> int | None:
         taps = (first_int(config, "conv_kernel", "mamba_d_conv") or 4) - 1 + spec
         temporal = ssm or (4 if config.get("model_type") == "nemotron_h" else conv)
         return (heads * dim + 2 * groups * size) // tp * taps * conv + heads // tp * dim * size * temporal
-    return _small_state(config, tp, conv, ssm or conv, spec, size)
+    return _small_state(config, tp=tp, conv=conv, ssm=ssm or conv, spec=spec, size=size)
 
 
-def _small_state(config: Config, tp: int, conv: int, ssm: int, spec: int, size: int | None) -> int | None:
+def _small_state(config: Config, *, tp: int, conv: int, ssm: int, spec: int, size: int | None) -> int | None:
     if size and (expand := first_int(config, "mamba_expand")):  # mamba 1 (Jamba)
         inner = expand * int(config["hidden_size"]) // tp
         return inner * ((first_int(config, "mamba_d_conv") or 4) - 1) * conv + inner * size * ssm

@@ -205,24 +205,18 @@ def _ignored(name: str, quantized: Mapping[str, Any]) -> bool:
 
 
 def _bits(quantized: Mapping[str, Any]) -> tuple[int | None, int]:
-    """Bits of a packed weight and how many share a scale (0: a row)."""
-    method = str(quantized.get("quant_method", ""))
+    """Bits of a packed weight and how many share a 16-bit scale (0: a row)."""
     if not quantized:
         return None, 0
-    if method == "mxfp4":
-        return 4, 32
-    if isinstance(bits := quantized.get("bits", quantized.get("w_bit")), int):
-        return bits, int(quantized.get("group_size") or 0)
-    if "fp4" in method or "fp4" in str(quantized.get("quant_algo", "")).lower():
-        return 4, 32  # one fp8 scale for 16 weights weighs as a half-precision one for 32
-    if method in {"fp8", "fbgemm_fp8", "modelopt", "compressed-tensors", "w8a8"}:
-        block = quantized.get("weight_block_size")
-        group = (
-            quantized.get("config_groups", {}).get("group_0", {}).get("weights", {})
-            if "config_groups" in quantized
-            else {}
-        )
-        if isinstance(n := group.get("num_bits"), int):
-            return n, int(group.get("group_size") or 0)
-        return 8, 8192 if block else 0
-    return (4, 64) if method == "bitsandbytes" and quantized.get("load_in_4bit") else (8, 0)
+    named = str(quantized.get("quant_method", "")) + str(quantized.get("quant_algo", "")).lower()
+    groups = quantized.get("config_groups")
+    first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
+    weights = first.get("weights") if isinstance(first, Mapping) else None
+    source = weights if isinstance(weights, Mapping) else quantized
+    bits = first_int(source, "num_bits", "bits", "w_bit")
+    if bits is not None:
+        group = first_int(source, "group_size") or 0
+        return bits, 2 * group if source.get("type") == "float" and bits == 4 else group
+    if "fp4" in named or quantized.get("load_in_4bit"):
+        return 4, 32  # one fp8 scale for 16 weights weighs as a 16-bit one for 32
+    return 8, 8192 if quantized.get("weight_block_size") else 0

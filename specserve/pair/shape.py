@@ -180,7 +180,9 @@ def resolve(
         model.tensor_parallel_size * model.pipeline_parallel_size,
     )
     length = engine.max_model_len or extra.number("max_model_len") or default_length(target, accounting)
-    seqs, tokens = _batch_defaults(backend, gpu_bytes, gpu_name, world, accounting, length)
+    seqs, tokens = _batch_defaults(
+        backend=backend, gpu_bytes=gpu_bytes, gpu_name=gpu_name, world=world, accounting=accounting, length=length
+    )
     max_tokens = engine.max_num_batched_tokens or min(tokens, (engine.max_num_seqs or seqs) * length)
     prefix_caching = extra.switch("enable_prefix_caching", default=accounting.caches_states)
     draft = settings.models.draft_model
@@ -202,7 +204,8 @@ def resolve(
         num_speculative_tokens=settings.speculative_decoding.num_speculative_tokens if settings.method else 0,
         draft_tp=(draft.tensor_parallel_size if draft else None) or model.tensor_parallel_size,
         quantization=model.quantization, weight_format=weight_format(target.config),
-        layer_split=_partition(settings.engine.env.get("VLLM_PP_LAYER_PARTITION")), kv_cache_bytes=_given_cache(settings, extra, backend),
+        layer_split=_partition(settings.engine.env.get("VLLM_PP_LAYER_PARTITION")),
+        kv_cache_bytes=_given_cache(settings, extra, backend),
         cpu_offload_bytes=int(float(extra.get("cpu_offload_gb") or 0) * GIB),
         language_model_only=extra.flag("language_model_only"),
         state_dtypes=(str(extra.get("mamba_cache_dtype") or "auto"), str(extra.get("mamba_ssm_cache_dtype") or "auto")),
@@ -294,7 +297,7 @@ def _partition(text: str | None) -> tuple[int, ...] | None:
 
 
 def _batch_defaults(
-    backend: Backend, gpu_bytes: int | None, gpu_name: str, world: int, accounting: Accounting, length: int
+    *, backend: Backend, gpu_bytes: int | None, gpu_name: str, world: int, accounting: Accounting, length: int
 ) -> tuple[int, int]:
     """max_num_seqs and max_num_batched_tokens of `vllm serve` when nobody sets them."""
     if backend == "cpu":

@@ -75,7 +75,9 @@ def plan(
         gpu_bytes=min((g.total for g in gpus if g.total is not None), default=None), gpu_name=gpus[0].name or "",
     )  # fmt: skip
     weighed = _weigh(target, draft, shape)
-    built = _stages(target, draft, shape, weighed, gpus[0].name, constants)
+    built = _stages(
+        target=target, draft=draft, shape=shape, weighed=weighed, gpu_name=gpus[0].name, constants=constants
+    )
     planned = [_gpu_plan(gpu, n, built, shape, calibration) for n, gpu in enumerate(gpus)]
     capacity = _capacity(planned, built, shape.max_model_len)
     limit = max(shape.max_model_len, shapes.default_length(target, shape.accounting))
@@ -84,7 +86,9 @@ def plan(
         backend=backend, shape=shape, capacity=capacity,
         gpus=tuple(replace(g, kv_cache_tokens=None if found is None else capacity.kv_cache_tokens) for g in planned),
         kv_bytes_per_token=max(s.cache.token_bytes(shape.max_model_len) for s in built),
-        without_draft=_without_draft(target, shape, weighed, gpus, calibration, constants),
+        without_draft=_without_draft(
+            target=target, shape=shape, weighed=weighed, gpus=gpus, calibration=calibration, constants=constants
+        ),
         largest_max_model_len=min(built[g.stage].cache.longest(g.kv_cache_bytes or 0, limit) for g in planned),
         request_bytes=max(s.cache.request_bytes(shape.max_model_len) for s in built),
         late_bytes=max(s.overhead.unprofiled_logits for s in built),
@@ -139,7 +143,7 @@ def _cache_notes(target: ModelFacts, draft: ModelFacts | None, shape: shapes.Sha
 
 
 def _stages(
-    target: ModelFacts, draft: ModelFacts | None, shape: shapes.Shape, weighed: _Weighed, gpu_name: str | None,
+    *, target: ModelFacts, draft: ModelFacts | None, shape: shapes.Shape, weighed: _Weighed, gpu_name: str | None,
     constants: overhead.Constants,
 ) -> list[Stage]:  # fmt: skip
     config = target.text_config
@@ -159,12 +163,13 @@ def _stages(
 
 
 def _without_draft(
-    target: ModelFacts, shape: shapes.Shape, weighed: _Weighed, gpus: Sequence[_Gpu], calibration: Calibration | None,
-    constants: overhead.Constants,
+    *, target: ModelFacts, shape: shapes.Shape, weighed: _Weighed, gpus: Sequence[_Gpu],
+    calibration: Calibration | None, constants: overhead.Constants,
 ) -> Capacity:  # fmt: skip
     """The same deployment serving the target alone."""
     alone = replace(shape, method=None, num_speculative_tokens=0)
-    bare = _stages(target, None, alone, replace(weighed, draft=(0,) * shape.pp), gpus[0].name, constants)
+    none = replace(weighed, draft=(0,) * shape.pp)
+    bare = _stages(target=target, draft=None, shape=alone, weighed=none, gpu_name=gpus[0].name, constants=constants)
     if calibration is not None:
         drafts = max(weighed.draft)
         calibration = replace(calibration, weights_bytes=max(0, calibration.weights_bytes - drafts))

@@ -57,12 +57,16 @@ def of_model(facts: ModelFacts, shape: Shape, *, tp: int | None = None, online: 
     split = Split.of(config, tp=tp, ep=shape.ep, replicate_tower=shape.extra.get("mm_encoder_tp_mode") == "data")
     tensors = facts.tensors
     if tensors:
-        return _from_tensors(tensors, facts, shape, split, pp, online, "safetensors headers")
+        return _from_tensors(
+            tensors=tensors, facts=facts, shape=shape, split=split, pp=pp, online=online, source="safetensors headers"
+        )
     computed = parameters.of_config(facts.config, config)
     if computed is None:
         return _from_total(facts, tp, pp)
     tensors, assumed = computed
-    weights = _from_tensors(tensors, facts, shape, split, pp, online, "config.json")
+    weights = _from_tensors(
+        tensors=tensors, facts=facts, shape=shape, split=split, pp=pp, online=online, source="config.json"
+    )
     if facts.total_size_bytes:
         return _scaled(weights, facts.total_size_bytes, sum(t.nbytes for t in tensors.values()))
     return replace(weights, assumed=(*weights.assumed, *assumed))
@@ -88,7 +92,7 @@ def _from_total(facts: ModelFacts, tp: int, pp: int) -> Weights:
 
 
 def _from_tensors(
-    tensors: Mapping[str, TensorFacts], facts: ModelFacts, shape: Shape, split: Split, pp: int, online: str | None,
+    *, tensors: Mapping[str, TensorFacts], facts: ModelFacts, shape: Shape, split: Split, pp: int, online: str | None,
     source: str,
 ) -> Weights:  # fmt: skip
     counts, tied = stages(max(split.layers, 1), pp, shape.layer_split), is_tied(facts)

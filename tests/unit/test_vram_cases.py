@@ -1,0 +1,98 @@
+"""The plan against what vLLM printed on 119 public runs: the figures of docs/vram-accuracy.md, as limits."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import pytest
+
+from tests import vram_cases
+from tests.vram_cases import Case, Error
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def cases() -> list[Case]:
+    """Every run that names its model, planned from config.json alone."""
+    return vram_cases.cases()
+
+
+def _spread(errors: list[Error | None]) -> tuple[int, float, float]:
+    values = sorted(e.relative for e in errors if e is not None)
+    return len(values), statistics.median(values), values[-(-9 * len(values) // 10) - 1]
+
+
+def test_kv_bytes_per_token_are_exact(cases: list[Case]) -> None:
+    """Wherever a run states its KV bytes per token, ours are the same to half a percent."""
+    errors = [e for c in cases if (e := c.token_bytes_error())]
+    assert len(errors) == 83
+    assert [e.case for e in errors if e.relative > 0.005] == []
+
+
+def test_kv_tokens_follow_from_the_printed_pool(cases: list[Case]) -> None:
+    """From the printed GiB, which have two decimals, come the printed tokens: groups, blocks, states and drafts."""
+    errors = [e for c in cases if (e := c.tokens_error())]
+    assert len(errors) == 70
+    assert [e.case for e in errors if e.relative > 0.005] == []
+
+
+def test_weights_within_a_percent(cases: list[Case]) -> None:
+    """Weights of one GPU: median within 1 %, 90th percentile within 5 %."""
+    count, median, high = _spread([c.weights_error() for c in cases])
+    assert count == 81
+    assert median <= 0.01
+    assert high <= 0.05
+
+
+def test_kv_cache_when_the_weights_are_as_loaded(cases: list[Case]) -> None:
+    """KV cache of one GPU, 0.11 and later, with the loaded bytes known: median 1 %, 90th percentile 5 %."""
+    count, median, high = _spread([c.pool_error(loaded=True) for c in cases])
+    assert count == 56
+    assert median <= 0.01
+    assert high <= 0.05
+
+
+def test_kv_cache_from_metadata_alone(cases: list[Case]) -> None:
+    """KV cache of one GPU, 0.11 and later, from config.json: median 2 %, 90th percentile 8 %."""
+    count, median, high = _spread([c.pool_error() for c in cases])
+    assert count == 62
+    assert median <= 0.02
+    assert high <= 0.08
+
+
+def test_what_ran_is_not_refused(cases: list[Case]) -> None:
+    """No run that served is refused."""
+    assert [c.id for c in cases if c.counts_for_fit and not c.refused and not c.plan.fits] == []
+
+
+def test_what_ran_out_of_memory_is_refused(cases: list[Case]) -> None:
+    """Runs that failed for want of memory are refused; two are known not to be, and are named on the page."""
+    missed = [c.id for c in cases if c.counts_for_fit and c.refused and c.plan.fits]
+    assert missed == [
+        "pl19-openai-gpt-oss-20b-tp1pp1dp1-8192-failed",
+        "pl19-openai-gpt-oss-20b-tp2pp1dp1-8192-failed",
+    ]
+
+
+def test_every_run_that_says_what_it_is_is_planned(cases: list[Case]) -> None:
+    """132 runs, of which 13 to 15 do not name a model or its weights; nothing crashes, nothing is a silent zero."""
+    _, raw = vram_cases.load()
+    assert len(raw) == 132
+    assert len(cases) == 117
+    assert all(c.plan.gpus[0].target_weights_bytes > 0 for c in cases)
+    assert all(c.plan.kv_bytes_per_token > 0 for c in cases)
+
+
+def test_the_page_is_what_the_program_writes() -> None:
+    """docs/vram-accuracy.md is generated from the same data."""
+    import importlib.machinery
+    import importlib.util
+
+    loader = importlib.machinery.SourceFileLoader("vram_accuracy", str(ROOT / "scripts" / "vram-accuracy"))
+    spec = importlib.util.spec_from_loader("vram_accuracy", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    assert (ROOT / "docs" / "vram-accuracy.md").read_text(encoding="utf-8") == module.page(vram_cases.cases())
