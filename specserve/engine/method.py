@@ -12,13 +12,16 @@ from dataclasses import dataclass
 
 from specserve.config.schema import Settings
 from specserve.config.speculation import WITHOUT_DRAFT
-from specserve.engine.introspect import EngineFacts
+from specserve.engine.introspect import EngineFacts, release
 from specserve.pair.facts import ModelFacts
 
 KEPT = frozenset({"eagle", "eagle3", "dflash", "dspark"})
 """Methods that vLLM takes as they are configured."""
 _DFLASH_ARCHITECTURES = frozenset({"MuseGlimmerAssistantModel"})
 _DSPARK_ARCHITECTURES = frozenset({"Qwen3DSparkModel", "Qwen3OmniDSparkModel", "Gemma4DSparkModel"})
+_DSPARK_TARGETS = frozenset({"deepseek_v4", "deepseek_v41"})
+_DSPARK_READ_UNTIL = (0, 34)
+"""From this version on, more targets may carry DSpark stages: nothing is said."""
 _MTP_ONLY_WITH_LAYERS = frozenset({"nemotron_h", "nemotron_h_puzzle"})
 """Model types that become MTP types only if their config has MTP layers."""
 
@@ -38,6 +41,8 @@ def predict(
     method = settings.method
     if method is None:
         return None
+    if method == "dspark" and not settings.uses_draft_model:
+        return _dspark_of(target, engine)
     if method in WITHOUT_DRAFT or method in KEPT:
         return Predicted(method, "vLLM takes it as configured")
     facts = draft if settings.uses_draft_model else target
@@ -46,6 +51,17 @@ def predict(
     return (
         _by_path(facts) or _by_architecture(facts) or _by_type(method, facts, engine, own=not settings.uses_draft_model)
     )
+
+
+def _dspark_of(target: ModelFacts | None, engine: EngineFacts | None) -> Predicted | None:
+    """DSpark without a draft path: vLLM loads the target again, as a DeepSeek draft whatever it is."""
+    if target is None or engine is None or release(engine.installed.version) >= _DSPARK_READ_UNTIL:
+        return None
+    names = set(target.architectures)
+    if target.config.get("model_type") in _DSPARK_TARGETS or names & (_DSPARK_ARCHITECTURES | {"K3DSparkModel"}):
+        return Predicted("dspark", "vLLM takes it as configured")
+    model_type = target.config.get("model_type")
+    return Predicted(None, f"the target (model_type '{model_type}') carries no DSpark stages; a draft path is needed")
 
 
 def _by_path(facts: ModelFacts) -> Predicted | None:

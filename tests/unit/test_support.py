@@ -126,6 +126,22 @@ def test_mtp_needs_a_target_with_mtp_layers(config: dict[str, Any], accepted: bo
     assert ("method-mismatch" in codes(found)) is not accepted
 
 
+@pytest.mark.parametrize(
+    ("config", "draft", "version", "expected"),
+    [
+        ({"model_type": "deepseek_v4"}, None, "0.32.0", []),
+        ({"model_type": "llama"}, None, "0.32.0", ["method-mismatch"]),
+        ({"model_type": "llama"}, "/m/head", "0.32.0", []),
+        ({"model_type": "llama"}, None, "0.34.0", []),
+    ],
+)
+def test_dspark_without_a_draft(config: dict[str, Any], draft: str | None, version: str, expected: list[str]) -> None:
+    """Legal where the target carries DSpark stages; elsewhere vLLM would load the target as a DeepSeek draft."""
+    engine = replace(GPU, installed=Installed("vllm", version, "python"))
+    settings = make(draft=draft, speculative_decoding=spec("dspark"))
+    assert codes(ask(settings, model(**config), model("/m/head") if draft else None, engine=engine)) == expected
+
+
 def test_method_mismatch_says_why_and_what_to_write() -> None:
     """The sentence names the method that would run, the reason, and both ways out."""
     path = "/data/eagle3-experiments/llama-1b"
@@ -185,9 +201,9 @@ def test_forced_runner_that_cannot_run_the_method_is_refused() -> None:
     assert finding.message == (
         "VLLM_USE_V2_MODEL_RUNNER=1 forces Model Runner V2, which does not support speculative method 'suffix'"
     )
-    dspark = make({"path": "/m/v4"}, speculative_decoding=spec("dspark"))
-    assert "model-runner" in codes(ask(dspark, environ={"VLLM_USE_V2_MODEL_RUNNER": "0"}))
-    assert "model-runner" not in codes(ask(dspark))
+    dspark, v4 = make(speculative_decoding=spec("dspark")), model(model_type="deepseek_v4")
+    assert codes(ask(dspark, v4, environ={"VLLM_USE_V2_MODEL_RUNNER": "0"})) == ["model-runner"]
+    assert codes(ask(dspark, v4)) == []
     [told] = [f for f in ask(suffix) if f.code == "model-runner"]
     assert (told.severity, told.message) == (
         "info",
