@@ -23,12 +23,12 @@ from tests.alert_stack import MISSING, WHY_NOT, free_ports, process, stack, wait
 STUB = Path(__file__).parents[1] / "stub_engine.py"
 SPECSERVE = (sys.executable, "-m", "specserve")
 LOW = "AcceptanceRateLow"
-pytestmark = pytest.mark.skipif(bool(MISSING), reason=WHY_NOT)
 
 
 def post(url: str, body: dict[str, Any]) -> None:
+    """Send JSON and wait for the answer."""
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    urllib.request.urlopen(request, timeout=10).close()
+    urllib.request.urlopen(request, timeout=60).close()
 
 
 def text(url: str) -> str:
@@ -84,6 +84,7 @@ def config(folder: Path, sidecar_port: int, alertmanager_port: int, hook_url: st
     return path
 
 
+@pytest.mark.skipif(bool(MISSING), reason=WHY_NOT)
 def test_low_acceptance_reaches_the_webhook_and_is_resolved(tmp_path: Path) -> None:
     """Acceptance falls: the sidecar tells a signed webhook and Alertmanager, Prometheus' rule does too; it recovers:
     all three hear that. A receiver that is not there changes nothing."""
@@ -145,3 +146,49 @@ def test_low_acceptance_reaches_the_webhook_and_is_resolved(tmp_path: Path) -> N
     log = (tmp_path / "sidecar.log").read_text()
     assert "nobody-listens" not in log
     assert "signing-key" not in log
+
+
+def test_what_ails_the_engine_reaches_the_webhook(tmp_path: Path) -> None:
+    """A starved engine, one whose metrics fail and one that is gone: each under its own name."""
+    engine_port, sidecar_port = free_ports(2)
+    engine = f"http://127.0.0.1:{engine_port}"
+    soon = {"for_seconds": 0.5, "keep_firing_for_seconds": 0.5}
+    names = ("EngineDown", "EngineStarved", "MetricsBlind")
+    with webhook() as hook:
+        settings = {
+            "models": {"target_model": {"path": "tiny"}},
+            "server": {"served_model_name": "tiny"},
+            "speculative_decoding": {"enabled": False},
+            "sidecar": {"port": sidecar_port, "scrape_interval_seconds": 0.2, "state_dir": str(tmp_path / "state")},
+            "alerts": {
+                "rules": dict.fromkeys(names, soon),
+                "notify": [{"type": "webhook", "url": hook.url + "/direct"}],
+            },
+        }
+        path = tmp_path / "config.yaml"
+        path.write_text(yaml.safe_dump(settings))
+        stub = [sys.executable, str(STUB), "--port", str(engine_port), "--served-model-name", "tiny"]
+        sidecar = [*SPECSERVE, "sidecar", str(path), "--engine-url", engine]
+
+        def hears(name: str, *statuses: str) -> None:
+            wait_for(lambda: hook.statuses("/direct", alertname=name) == list(statuses), f"{name} {statuses}")
+
+        with process(stub, tmp_path / "engine.log") as child, process(sidecar, tmp_path / "sidecar.log"):
+            wait_for(lambda: "ready: yes" in (tmp_path / "sidecar.log").read_text(), "the sidecar finds it ready")
+            assert hook.got == []
+            post(f"{engine}/__control", {"starve": True})
+            body = {"model": "tiny", "prompt": "Hello", "max_tokens": 4}
+            waiting = threading.Thread(target=post, args=(f"{engine}/v1/completions", body))
+            waiting.start()
+            hears("EngineStarved", "firing")
+            post(f"{engine}/__control", {"starve": False})
+            hears("EngineStarved", "firing", "resolved")
+            waiting.join()
+            post(f"{engine}/__control", {"metrics_status": 500})
+            hears("MetricsBlind", "firing")
+            post(f"{engine}/__control", {"metrics_status": 200})
+            hears("MetricsBlind", "firing", "resolved")
+            child.kill()
+            hears("EngineDown", "firing")
+        told = {alert["labels"]["alertname"] for alert in hook.alerts("/direct")}
+        assert told == {"EngineStarved", "MetricsBlind", "EngineDown"}
