@@ -276,25 +276,23 @@ def _environment(settings: Settings, engine: EngineFacts | None, environ: Mappin
     for name in sorted(merged):
         if not name.startswith("VLLM_"):
             continue
+        where = f"engine.env.{name}" if name in settings.engine.env else name
         if merged[name].startswith("tcp://"):
             yield Finding(
                 "kubernetes-service-variable",
                 "error",
-                name,
+                where,
                 f"it is {merged[name]}: Kubernetes made it for a Service named 'vllm', and vLLM reads it as its own",
                 "set enableServiceLinks: false in the pod, or rename the Service",
             )
         elif _SERVICE_LINK.fullmatch(name):
             continue
         elif engine is not None and engine.environment_names and name not in engine.environment_names:
-            yield _unknown_variable(name, engine)
+            yield _unknown_variable(name, where, engine)
 
 
-def _unknown_variable(name: str, engine: EngineFacts) -> Finding:
-    return Finding(
-        "environment-unknown",
-        "warning",
-        name,
-        f"{engine.installed} does not read it{flags.did_you_mean(name, engine.environment_names)}",
-        f"unset {name}",
-    )
+def _unknown_variable(name: str, where: str, engine: EngineFacts) -> Finding:
+    near = flags.nearest(name, engine.environment_names)
+    hint = f"; did you mean '{near}'?" if near else ""
+    fix = f"rename it to {near}" if near else f"unset {name}"
+    return Finding("environment-unknown", "warning", where, f"{engine.installed} does not read it{hint}", fix)

@@ -357,7 +357,11 @@ def test_misspelt_variable_gets_its_name() -> None:
     """The nearest name this version reads."""
     settings = make(speculative_decoding=spec("ngram"), engine={"env": {"VLLM_LOGGING_LEVL": "DEBUG"}})
     [finding] = ask(settings)
-    assert finding.message == "vllm 0.32.0 does not read it; did you mean 'VLLM_LOGGING_LEVEL'?"
+    assert (finding.where, finding.message, finding.fix) == (
+        "engine.env.VLLM_LOGGING_LEVL",
+        "vllm 0.32.0 does not read it; did you mean 'VLLM_LOGGING_LEVEL'?",
+        "rename it to VLLM_LOGGING_LEVEL",
+    )
 
 
 def test_refused_arguments_are_findings() -> None:
