@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from specserve.preflight import PreflightReport
     from specserve.watch import Watch
 
+DRAINING = "specserve.supervise.draining.RefuseWhileDraining"
 DRAIN_MARGIN_SECONDS = 10.0
 """On top of the engine's own drain time: after its last request it still frees the GPU."""
 
@@ -94,7 +95,7 @@ def plan(
         weights_bytes=weights_bytes(report) if report else None,
         known=(known.environment_names or None) if known else None,
     )
-    command = args.build(settings, installed=engine)
+    command = args.build(with_draining(settings), installed=engine)
     folder = leftovers.runtime_folder(environ)
     return Launch(
         settings=settings,
@@ -109,6 +110,15 @@ def plan(
         state_folder=watch.default_state_dir(environ),
         visible_devices=environ.get("CUDA_VISIBLE_DEVICES"),
     )
+
+
+def with_draining(settings: Settings) -> Settings:
+    """The settings with our middleware in front of the user's."""
+    extra = settings.engine.extra_args
+    theirs = extra.get("middleware") or []
+    ours = [DRAINING, *(theirs if isinstance(theirs, list) else [theirs])]
+    engine = settings.engine.model_copy(update={"extra_args": {**extra, "middleware": ours}})
+    return settings.model_copy(update={"engine": engine})
 
 
 def weights_bytes(report: PreflightReport) -> int | None:

@@ -99,6 +99,8 @@ class Display:
         self._phase, self._shown = "", 0.0
 
     def __enter__(self) -> Self:
+        if self._ready_file is not None:
+            self._ready_file.unlink(missing_ok=True)  # of an earlier run
         if self.animated:
             from rich.console import Console
 
@@ -141,7 +143,10 @@ class Display:
         self._still()
         _say(block(serving))
         if self._ready_file is not None:
-            write_ready(serving, self._ready_file)
+            try:
+                write_ready(serving, self._ready_file)
+            except OSError as error:  # the server is up; only the script that waits has nothing to read
+                _say(f"Warning: {self._ready_file}: cannot be written ({error.strerror})", err=True)
 
     def _still(self) -> None:
         if self._status is not None:

@@ -10,7 +10,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -189,3 +189,17 @@ def captured_signals(into: queue.SimpleQueue[Any]) -> Iterator[None]:
     finally:
         for number, old in previous.items():
             signal.signal(number, old)
+
+
+def listen(numbers: Iterable[signal.Signals], heard: Callable[[], None]) -> None:
+    """Call ``heard`` on each of the signals, before whoever handles them now. For code inside the engine: an event
+    loop still gets its signals, through the file descriptor that the interpreter writes them to."""
+    for number in numbers:
+        previous = signal.getsignal(number)
+
+        def handler(n: int, frame: FrameType | None, previous: Any = previous) -> None:
+            heard()
+            if callable(previous):
+                previous(n, frame)
+
+        signal.signal(number, handler)

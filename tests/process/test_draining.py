@@ -1,0 +1,63 @@
+"""The middleware that refuses new requests while vLLM drains, in an event loop that has its own signal handlers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import asyncio, json, os, signal, sys
+from specserve.supervise.draining import RefuseWhileDraining
+
+async def app(scope, receive, send):
+    if scope["type"] == "http":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+async def ask(served, method):
+    sent = []
+    async def send(message): sent.append(message)
+    await served({"type": "http", "method": method, "path": "/v1/completions"}, None, send)
+    return [sent[0]["status"], dict((k.decode(), v.decode()) for k, v in sent[0]["headers"])]
+
+async def main(number):
+    heard = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(number, heard.set)  # as vLLM does
+    served = RefuseWhileDraining(app)
+    await served({"type": "lifespan"}, None, None)
+    answers = [await ask(served, "POST")]
+    os.kill(os.getpid(), number)
+    await asyncio.wait_for(heard.wait(), 5)
+    answers += [await ask(served, "POST"), await ask(served, "GET")]
+    print(json.dumps(answers))
+
+run = asyncio.run
+if sys.argv[1] == "uvloop":
+    import uvloop
+    run = uvloop.run
+run(main(int(sys.argv[2])))
+"""
+
+
+@pytest.mark.parametrize("number", [15, 2], ids=["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_after_the_signal_posts_get_503_and_the_loop_hears_it_too(loop, number):
+    """200 before; afterwards 503 with Retry-After for a POST, 200 for a GET, and vLLM's own handler ran."""
+    if loop == "uvloop":
+        pytest.importorskip("uvloop")
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, loop, str(number)], capture_output=True, text=True, timeout=20, check=False
+    )
+    assert done.stderr == ""
+    before, refused, read = json.loads(done.stdout)
+    assert before == read == [200, {}]
+    assert refused == [503, {"content-type": "application/json", "retry-after": "5", "connection": "close"}]
+
+
+def test_it_loads_nothing_heavy():
+    """It is imported in the engine's API process at each start."""
+    code = "import sys, specserve.supervise.draining; print('pydantic' in sys.modules, 'requests' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False False\n"
