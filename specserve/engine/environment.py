@@ -226,21 +226,32 @@ def _kv_space(
 
 
 def free_bytes(root: Path = Path("/")) -> int | None:
-    """Memory that may still be used: MemAvailable, or less where a cgroup (v2, else v1) bounds this process."""
-    available = next(
-        (int(line.split()[1]) * 1024 for line in _lines(root / "proc/meminfo") if line.startswith("MemAvailable:")),
-        None,
-    )
+    """Memory that may still be used: MemAvailable, or less where a cgroup (v2, else v1) bounds this process.
+
+    Page cache that the kernel would drop first (``inactive_file``) counts as free, as Kubernetes counts it.
+    """
+    available = _field(root / "proc/meminfo", "MemAvailable:")
+    found = [] if available is None else [available * 1024]
     cgroup = root / "sys/fs/cgroup"
-    for limit_file, usage_file in (
-        (cgroup / "memory.max", cgroup / "memory.current"),
-        (cgroup / "memory/memory.limit_in_bytes", cgroup / "memory/memory.usage_in_bytes"),
+    for limit_file, usage_file, stat_file, cache in (
+        (cgroup / "memory.max", cgroup / "memory.current", cgroup / "memory.stat", "inactive_file"),
+        (
+            cgroup / "memory/memory.limit_in_bytes",
+            cgroup / "memory/memory.usage_in_bytes",
+            cgroup / "memory/memory.stat",
+            "total_inactive_file",
+        ),
     ):
         limit, usage = _integer(limit_file), _integer(usage_file)
         if limit is not None and usage is not None and limit < 1 << 62:  # v1 writes "unlimited" as a huge number
-            inside = max(0, limit - usage)
-            return inside if available is None else min(available, inside)
-    return available
+            found.append(max(0, limit - usage + (_field(stat_file, cache) or 0)))
+    return min(found, default=None)
+
+
+def _field(path: Path, name: str) -> int | None:
+    """The number after a name in a file of lines ``name number``."""
+    rows = (line.split() for line in _lines(path))
+    return next((int(row[1]) for row in rows if len(row) > 1 and row[0] == name and row[1].isdigit()), None)
 
 
 def _lines(path: Path) -> Sequence[str]:
