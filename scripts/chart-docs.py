@@ -137,7 +137,8 @@ def readme() -> str:
         value: Any = values
         for part in key.split("."):
             value = value[part]
-        default = "see values.yaml" if key == "config" or isinstance(value, dict) and value else json.dumps(value)
+        is_section = key == "config" or (isinstance(value, dict) and bool(value))
+        default = "see values.yaml" if is_section else json.dumps(value)
         rows.append(f"| `{key}` | {sentence} | `{default}` |")
     return (CHART / "README.md.in").read_text().replace("{{values}}", "\n".join(rows))
 

@@ -1,0 +1,340 @@
+"""The chart with the real helm: every toggle renders valid objects, and what cannot work is refused by a sentence."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from conftest import CHART, ROOT, Rendered, Values, refusal, run_helm, template
+from matrix import CASES
+
+VERSIONS = ("1.29.0", "1.32.0", "1.35.0")
+CORE = {"apps/v1", "v1", "policy/v1", "networking.k8s.io/v1", "autoscaling/v2"}
+
+
+@pytest.fixture(scope="module", params=CASES, ids=str)
+def rendered(request: pytest.FixtureRequest) -> Rendered:
+    """Each combination of toggles, rendered once."""
+    return template(CASES[request.param])
+
+
+def test_lint_is_clean() -> None:
+    """helm lint --strict finds nothing in the defaults and in every ci file."""
+    for path in [None, *sorted((CHART / "ci").glob("*-values.yaml"))]:
+        values = yaml.safe_load(path.read_text()) if path else None
+        out = run_helm("lint", "--strict", str(CHART), values=values)
+        assert out.returncode == 0, f"{path}: {out.stdout}"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_supported_version_renders(version: str) -> None:
+    """The chart renders for the oldest and the newest Kubernetes that it names."""
+    assert template(None, "--kube-version", version).documents
+
+
+def test_an_old_kubernetes_is_refused() -> None:
+    """A cluster that is too old is told so."""
+    out = run_helm("template", "chat", str(CHART), "--kube-version", "1.28.0")
+    assert "incompatible with Kubernetes" in out.stderr
+
+
+def test_objects_are_valid(rendered: Rendered) -> None:
+    """Every core object passes strict validation: no unknown field, no wrong type."""
+    for document in rendered.documents:
+        if document["apiVersion"] in CORE:
+            kubernetes_validate.validate(document, "1.29", strict=True)
+
+
+def test_custom_objects_are_valid(rendered: Rendered) -> None:
+    """Objects of the Prometheus operator and of KEDA fit the models published for them."""
+    from cloudcoil.models.keda import v1alpha1
+    from cloudcoil.models.prometheus_operator import v1
+
+    models = {"ServiceMonitor": v1.ServiceMonitor, "PodMonitor": v1.PodMonitor, "PrometheusRule": v1.PrometheusRule}
+    models["ScaledObject"] = v1alpha1.ScaledObject
+    for document in rendered.documents:
+        if (model := models.get(document["kind"])) is not None:
+            model.model_validate(document)
+
+
+def pods(rendered: Rendered) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """(workload, pod spec) of everything that runs pods."""
+    for document in rendered.documents:
+        if document["kind"] == "Deployment":
+            yield document, document["spec"]["template"]["spec"]
+
+
+def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*pod.get("initContainers", []), *pod["containers"]]
+
+
+def test_selectors_find_their_pods(rendered: Rendered) -> None:
+    """Workloads, Services, budgets, policies and monitors select labels that pods have, and never version labels."""
+    labels = [d["spec"]["template"]["metadata"]["labels"] for d, _ in pods(rendered)]
+    for document in rendered.documents:
+        spec = document.get("spec", {})
+        selector = spec.get("selector") or spec.get("podSelector") or {}
+        wanted = selector.get("matchLabels", selector)
+        if document["kind"] in ("Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy", "PodMonitor"):
+            assert any(wanted.items() <= have.items() for have in labels), document["metadata"]["name"]
+        assert not {"helm.sh/chart", "app.kubernetes.io/version"} & set(wanted)
+
+
+def test_named_ports_exist(rendered: Rendered) -> None:
+    """Every port named by a probe, a Service or a policy is a port of the container."""
+    for _, pod in pods(rendered):
+        for container in pod["containers"]:
+            names = {p["name"] for p in container.get("ports", [])}
+            for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+                assert container[probe]["httpGet"]["port"] in names
+            for document in rendered.documents:
+                if document["kind"] == "Service" and document["spec"]["selector"].get(
+                    "app.kubernetes.io/component"
+                ) in (
+                    "engine",
+                    "canary",
+                ):
+                    assert {p["targetPort"] for p in document["spec"]["ports"]} <= names
+
+
+def test_probes_have_one_handler(rendered: Rendered) -> None:
+    """A probe asks in exactly one way; liveness never kills before three failures."""
+    for _, pod in pods(rendered):
+        for container in pod["containers"]:
+            for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+                assert len({"httpGet", "exec", "tcpSocket", "grpc"} & set(container[name])) == 1
+            assert container["livenessProbe"]["failureThreshold"] >= 3
+
+
+def test_names_and_quantities(rendered: Rendered) -> None:
+    """Names are DNS labels, quantities are quantities."""
+    for document in rendered.documents:
+        assert re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", document["metadata"]["name"])
+        assert len(document["metadata"]["name"]) <= 63
+    for _, pod in pods(rendered):
+        for container in containers(pod):
+            assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", container["name"])
+            for amounts in container["resources"].values():
+                for amount in amounts.values():
+                    assert re.fullmatch(r"[0-9.]+(m|[KMGTPE]i?)?", str(amount))
+
+
+def test_mounts_have_volumes(rendered: Rendered) -> None:
+    """Every mount names a volume of the pod, and every volume but extra ones is mounted."""
+    for _, pod in pods(rendered):
+        volumes = {v["name"] for v in pod["volumes"]}
+        mounted = {m["name"] for c in containers(pod) for m in c["volumeMounts"]}
+        assert mounted == volumes
+
+
+def test_least_privilege(rendered: Rendered) -> None:
+    """Non-root, read-only root, no capabilities, no token, no service links, no Secret's content anywhere."""
+    assert "Secret" not in rendered.kinds()
+    assert not {"Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"} & set(rendered.kinds())
+    for _, pod in pods(rendered):
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["enableServiceLinks"] is False
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert "hostNetwork" not in pod
+        for container in containers(pod):
+            context = container["securityContext"]
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["readOnlyRootFilesystem"] is True
+            assert context["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_off_means_no_document() -> None:
+    """The defaults render what is needed and nothing else."""
+    assert template().kinds() == ["ConfigMap", "Deployment", "NetworkPolicy", "Service", "ServiceAccount"]
+
+
+CONFIG = {
+    "models": {"target_model": {"path": '/models/it\'s "quoted"', "revision": "0123"}},
+    "server": {"max_concurrent_requests": 1000000, "served_model_name": "名前 {braces} $VAR"},
+    "speculative_decoding": {"method": "ngram", "num_speculative_tokens": 4},
+    "engine": {
+        "extra_args": {
+            "chat-template": "{% for m in messages %}\n{{ m }}\n{% endfor %}",
+            "json": {"a": [1, 2.5, None, True]},
+        },
+        "env": {"X": "line one\nline two: yes", "HASH": "# no comment", "Z": "0x10"},
+    },
+}
+
+
+def test_the_config_arrives_as_it_was_written() -> None:
+    """Quotes, newlines, braces, Unicode and large numbers of the config survive the chart."""
+    document = template({"config": CONFIG}).of("ConfigMap")
+    assert yaml.safe_load(document["data"]["config.yaml"]) == CONFIG
+
+
+def test_a_changed_config_rolls_the_pods() -> None:
+    """The checksum annotation follows the config and nothing else."""
+
+    def checksum(values: Values) -> str:
+        template_ = template(values).of("Deployment")["spec"]["template"]
+        return template_["metadata"]["annotations"]["checksum/config"]
+
+    assert checksum({}) == checksum({"replicas": 2})
+    assert checksum({}) != checksum({"config": {"speculative_decoding": {"num_speculative_tokens": 3}}})
+
+
+def test_every_repository_config_is_a_chart_config() -> None:
+    """What is in configs/ can be pasted under `config:` unchanged."""
+    for path in sorted((ROOT / "configs").glob("*.yaml")):
+        config = yaml.safe_load(path.read_text())
+        values: Values = {"config": config}
+        if config["models"].get("draft_model") is None and "method" in config["speculative_decoding"]:
+            values["config"] = config
+        assert yaml.safe_load(template(values).of("ConfigMap")["data"]["config.yaml"])["models"] == config["models"]
+
+
+def test_gpus_and_time_follow_from_the_config() -> None:
+    """GPUs from TP x PP, grace from the drain time, startup from the start time-out, shared memory from the GPUs."""
+    config = {
+        "models": {"target_model": {"path": "/m", "tensor_parallel_size": 4, "pipeline_parallel_size": 2}},
+        "engine": {"drain_timeout_seconds": 120, "startup_timeout_seconds": 600},
+    }
+    pod = template({"config": config}).pod()
+    (engine,) = pod["containers"]
+    assert engine["resources"]["limits"]["nvidia.com/gpu"] == "8"
+    assert pod["terminationGracePeriodSeconds"] == 15 + 120 + 45
+    assert engine["startupProbe"]["failureThreshold"] * engine["startupProbe"]["periodSeconds"] == 600 + 60
+    assert {v["name"]: v for v in pod["volumes"]}["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "10Gi"}
+
+
+def test_without_a_key_the_policy_guards() -> None:
+    """Without a key the pod says so to the application; with one, the key comes from a mounted Secret."""
+
+    def env(values: Values) -> dict[str, str]:
+        return {e["name"]: e.get("value", "") for e in template(values).pod()["containers"][0]["env"]}
+
+    assert env({})["SPECSERVE_SERVER__ALLOW_UNAUTHENTICATED"] == "true"
+    keyed = env({"auth": {"existingSecret": "s", "key": "k"}})
+    assert keyed["SPECSERVE_SERVER__API_KEY_FILE"] == "/etc/specserve/secrets/api/k"
+    assert "SPECSERVE_SERVER__ALLOW_UNAUTHENTICATED" not in keyed
+
+
+def test_the_canary_differs_in_speculation_alone() -> None:
+    """The canary is the same pod with speculation off, behind its share of the traffic."""
+    rendered = template(CASES["canary"])
+    main, canary = rendered.pod(name="chat-specserve"), rendered.pod(name="chat-specserve-canary")
+    off = {"name": "SPECSERVE_SPECULATIVE_DECODING__ENABLED", "value": "false"}
+    assert off in canary["containers"][0]["env"]
+    canary["containers"][0]["env"].remove(off)
+    assert canary == main
+    (rule,) = rendered.of("HTTPRoute")["spec"]["rules"]
+    assert [(b["name"], b["weight"]) for b in rule["backendRefs"]] == [
+        ("chat-specserve", 90),
+        ("chat-specserve-canary", 10),
+    ]
+
+
+def test_only_v1_is_reachable_from_outside() -> None:
+    """Ingress and HTTPRoute name /v1/ and nothing else."""
+    (rule,) = template(CASES["ingress"]).of("Ingress")["spec"]["rules"]
+    assert [p["path"] for p in rule["http"]["paths"]] == ["/v1/"]
+    (rule,) = template(CASES["http-route"]).of("HTTPRoute")["spec"]["rules"]
+    assert [m["path"]["value"] for m in rule["matches"]] == ["/v1/"]
+
+
+def test_the_rules_are_those_of_the_sidecar() -> None:
+    """The PrometheusRule holds the generated rule file, unchanged."""
+    rule = template(CASES["prometheus-rule"]).of("PrometheusRule")
+    assert rule["spec"] == yaml.safe_load((CHART / "alerts" / "specserve.rules.yaml").read_text())
+
+
+BAD: dict[str, tuple[Values, str]] = {
+    "gpu-count": ({"gpu": {"count": 3}}, "gpu.count is 3 on 1 node(s), but the config asks for 1 GPUs"),
+    "latest": ({"image": {"tag": "latest"}}, "image.tag is 'latest'; name a version"),
+    "open": ({"networkPolicy": {"enabled": False}}, "anyone in the cluster could use the model"),
+    "grace": (
+        {"shutdown": {"gracePeriodSeconds": 60}},
+        "preStop and draining take 75 s: running requests would be killed",
+    ),
+    "liveness": ({"probes": {"liveness": {"failureThreshold": 1}}}, "must be at least 3, or one slow answer restarts"),
+    "keda-address": ({"autoscaling": {"keda": {"enabled": True}}}, "autoscaling.keda needs prometheusAddress"),
+    "two-autoscalers": (
+        {"autoscaling": {"keda": {"enabled": True, "prometheusAddress": "http://p"}, "hpa": {"enabled": True}}},
+        "two autoscalers of one Deployment fight, keep one",
+    ),
+    "two-monitors": (
+        {"metrics": {"serviceMonitor": {"enabled": True}, "podMonitor": {"enabled": True}}},
+        "every sample would be counted twice, keep one",
+    ),
+    "key-in-clear": ({"config": {"server": {"api_key": "abc"}}}, "config.server.api_key holds a secret in clear text"),
+    "token-in-clear": (
+        {"extraEnv": [{"name": "T", "value": "hf_abcdefghijklmn"}]},
+        "the values hold a Hub token in clear text",
+    ),
+    "rwo-replicas": (
+        {"models": {"size": "1Gi"}, "replicas": 2},
+        "models.accessModes is ReadWriteOnce, but more than one pod",
+    ),
+    "rwo-rolling": (
+        {"models": {"size": "1Gi"}, "strategy": {"type": "RollingUpdate"}},
+        "models.accessModes is ReadWriteOnce",
+    ),
+    "pull-nowhere": ({"models": {"pull": True}}, "models.pull needs somewhere to put them"),
+    "canary-alone": (
+        {"canary": {"enabled": True}},
+        "canary.enabled splits traffic by weight, which needs httpRoute.enabled",
+    ),
+    "ingress-host": ({"ingress": {"enabled": True}}, "ingress.enabled needs ingress.host"),
+    "route-gateway": ({"httpRoute": {"enabled": True}}, "httpRoute.enabled needs httpRoute.parentRefs"),
+    "typo-chart": ({"replcas": 2}, "additional properties 'replcas' not allowed"),
+    "typo-config": (
+        {"config": {"models": {"target_model": {"path": "/m", "tensor_parallel_sise": 2}}}},
+        "at '/config/models/target_model': additional properties 'tensor_parallel_sise' not allowed",
+    ),
+    "config-type": ({"config": {"server": {"port": "http"}}}, "at '/config/server/port': got string, want integer"),
+    "config-range": (
+        {"config": {"server": {"port": 70000}}},
+        "at '/config/server/port': maximum: got 70,000, want 65,535",
+    ),
+    "config-method": (
+        {"config": {"speculative_decoding": {"method": "eagle-3"}}},
+        "'/config/speculative_decoding/method'",
+    ),
+    "size": ({"models": {"size": "much"}}, "at '/models/size'"),
+    "pull-policy": ({"image": {"pullPolicy": "Sometimes"}}, "at '/image/pullPolicy'"),
+    "release": ({}, "a release named 'vllm' makes Kubernetes set VLLM_PORT"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_work_is_refused(name: str) -> None:
+    """Bad values fail at install with a sentence that names the value."""
+    values, sentence = BAD[name]
+    said = refusal(values, release="vllm" if name == "release" else "chat")
+    assert sentence in re.sub(r"\s+", " ", said)
+
+
+def test_generated_files_are_fresh() -> None:
+    """values.schema.json and the chart's README follow from values.yaml and the application's schema."""
+    argv = [sys.executable, str(ROOT / "scripts" / "chart-docs.py"), "--check"]
+    out = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert out.returncode == 0, out.stdout
+
+
+def test_every_value_is_explained() -> None:
+    """Each value has its one sentence, and the file stays short."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+
+    def undescribed(node: dict[str, Any], path: str) -> Iterator[str]:
+        for key, value in node.get("properties", {}).items():
+            if "properties" in value and value.get("additionalProperties") is False:
+                yield from undescribed(value, f"{path}{key}.")
+            elif "description" not in value:
+                yield path + key
+
+    assert [p for p in undescribed(schema, "") if not p.startswith(("config", "global"))] == []
+    assert len((CHART / "values.yaml").read_text().splitlines()) <= 300
