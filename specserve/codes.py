@@ -8,7 +8,7 @@ PAIR_CODES: Mapping[str, tuple[str, str]] = {
     # reading
     "checkpoint-missing": ("The path is neither a readable folder nor a Hub repository.", "Correct the path."),
     "config-missing": ("config.json is not there.", "Download the whole repository."),
-    "config-invalid": ("A size in config.json is not a whole number.", "Restore the original config.json."),
+    "config-invalid": ("A value in config.json has the wrong type.", "Restore the original config.json."),
     "checkpoint-corrupt": (
         "A JSON file or a safetensors header is broken, truncated, too large, or contradicts the file's size.",
         "Download the named file again.",
@@ -114,6 +114,7 @@ PAIR_CODES: Mapping[str, tuple[str, str]] = {
     "draft-max-model-len": ("draft_model.max_model_len is above what draft or target allow.", "Lower it."),
     "context-too-long": ("engine.max_model_len is above what the target allows.", "Lower it."),
     "draft-mrope": ("The draft is multimodal with M-RoPE, which cannot draft.", "Use a text-only draft."),
+    "dtype-unsupported": ("A model type that vLLM does not run in float16.", "Set dtype: bfloat16."),
     "draft-dtype": ("The draft runs in the target's dtype, not its own.", "Nothing to do."),
     "draft-quantization": ("Target and draft are quantized differently.", "Nothing to do."),
     # sampling

@@ -144,6 +144,7 @@ def pair_findings(
         if facts is not None:
             is_head = key == "draft_model" and heads.kind_of(facts) not in (None, "draft_model")
             found += consistency.check(_role(settings, facts, key, is_head=is_head), native)
+            found += match.float16_refused(settings, facts, f"models.{key}.path")
             found += integrity.check(facts, _expected(settings, key), f"models.{key}", progress)
     if target is not None:
         found += match.target_length(settings, target)

@@ -397,6 +397,12 @@ def shapes() -> Iterator[Pair]:
     yield Pair("mrope", small_llama(rope_parameters=mrope), expect=says("draft-mrope"))
     yield Pair("mrope-target", DRAFT, llama(rope_parameters=mrope), near="draft-mrope")
 
+    half = {"models.target_model.dtype": "float16"}
+    gemma = llama(architectures=["Gemma2ForCausalLM"], model_type="gemma2", query_pre_attn_scalar=16)
+    yield Pair("gemma-half", None, gemma, method="ngram", settings=half, expect=says("dtype-unsupported"))
+    yield Pair("gemma", None, gemma, method="ngram", near="dtype-unsupported")
+    yield Pair("half", DRAFT, settings=half, near="dtype-unsupported")
+
 
 def defaults() -> Iterator[Pair]:
     """generation_config.json and hashes."""

@@ -65,7 +65,7 @@ def _verdict(report: PreflightReport) -> str:
     pair = report.pair
     target, draft = pair.get("target"), pair.get("draft")
     what = pair.get("method") or "no speculation"
-    names = " + ".join(m["path"] for m in (target, draft) if m)
+    names = " + ".join(m["path"] + (f"@{m['revision'][:12]}" if m["revision"] else "") for m in (target, draft) if m)
     warnings = sum(f.severity == "warning" for f in report.findings)
     noted = f", {warnings} warning{'s' * (warnings > 1)}" if warnings else ""
     if report.ok:

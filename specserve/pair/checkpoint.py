@@ -26,6 +26,18 @@ _SIZES = (
 )  # fmt: skip
 """Keys of config.json that count something. Some models give a list, one number per layer."""
 _LARGEST = 1 << 31
+_TYPES: Mapping[type, tuple[str, ...]] = {
+    str: ("model_type", "torch_dtype", "dtype", "quant_method"),
+    list: ("architectures", "layer_types"),
+    dict: (
+        "quantization_config", "compression_config", "rope_scaling", "rope_parameters", "text_config", "llm_config",
+        "language_config", "thinker_config", "vision_config", "auto_map", "dflash_config", "eagle_config", "mtp_config",
+        "kv_cache_scheme",
+    ),
+    bool: ("tie_word_embeddings",),
+}  # fmt: skip
+"""Keys of config.json that have one type wherever they occur."""
+_IN_WORDS: Mapping[type, str] = {str: "text", list: "a list", dict: "an object", bool: "true or false"}
 _NEVER_ZERO = ("vocab_size", "hidden_size")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _NOT_WEIGHTS = ("adapter_", "training_args", "optimizer", "scheduler", "rng_state")
@@ -89,20 +101,25 @@ def describe(source: Source) -> ModelFacts:
 
 def _config_faults(where: str, config: Mapping[str, Any]) -> Iterator[Finding]:
     """Counts that are no counts. What reads the config later may rely on them."""
+    place, fix = f"{where}/config.json", "restore the original config.json"
     for prefix, section in _sections(config, "", 0):
         for key in _SIZES:
             value = section.get(key)
             if value is not None and not _is_count(key, value):
                 message = f"{prefix}{key} is {str(value)[:60]!r}; it must be a whole number of at least {_least(key)}"
-                yield Finding(
-                    "config-invalid", "error", f"{where}/config.json", message, "restore the original config.json"
-                )  # fmt: skip
+                yield Finding("config-invalid", "error", place, message, fix)
+        for kind, keys in _TYPES.items():
+            for key in keys:
+                value = section.get(key)
+                if value is not None and not isinstance(value, kind):
+                    message = f"{prefix}{key} is {str(value)[:60]!r}; it must be {_IN_WORDS[kind]}"
+                    yield Finding("config-invalid", "error", place, message, fix)
 
 
 def _sections(config: Mapping[str, Any], prefix: str, depth: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
     yield prefix, config
     for key, value in config.items():
-        if isinstance(value, dict) and depth < 3 and key.endswith(("_config", "model")):
+        if isinstance(value, dict) and depth < 3 and key.endswith(("_config", "model", "_scheme")):
             yield from _sections(value, f"{prefix}{key}.", depth + 1)
 
 

@@ -20,6 +20,8 @@ _LENGTH_KEYS = (
 )  # fmt: skip
 _ALREADY_SCALED = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling", "default")
 
+_NO_FLOAT16 = frozenset({"gemma2", "gemma3", "gemma3_text", "glm4"})
+
 
 def check(settings: Settings, target: ModelFacts, draft: ModelFacts, *, is_head: bool) -> Iterator[Finding]:
     """Everything that only the two together can tell."""
@@ -134,6 +136,16 @@ def target_length(settings: Settings, target: ModelFacts) -> Iterator[Finding]:
         return
     message = f"engine.max_model_len is {asked}; the target's config.json allows {native}"
     yield Finding("context-too-long", "error", "engine.max_model_len", message, f"set engine.max_model_len: {native}")
+
+
+def float16_refused(settings: Settings, facts: ModelFacts, where: str) -> Iterator[Finding]:
+    """Model types that vLLM refuses to run in float16 (``_FLOAT16_NOT_SUPPORTED_MODELS``, 0.32, read 2026-11-29)."""
+    types = (facts.model_type, str(facts.text_config.get("model_type")))
+    bad = [t for t in types if t in _NO_FLOAT16]
+    if bad and settings.models.target_model.dtype in ("half", "float16"):
+        message = f"{facts.path} is of type {bad[0]}, which is numerically unstable in float16; vLLM refuses it"
+        fix = "set models.target_model.dtype: bfloat16"
+        yield Finding("dtype-unsupported", "error", where, message, fix)
 
 
 def stored_dtype(facts: ModelFacts) -> str | None:
