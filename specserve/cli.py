@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from specserve import __version__
-from specserve.commands import alerts, bench, check, config, launch, models, plan, sidecar, verify
+from specserve.commands import alerts, bench, check, config, launch, models, plan, sidecar, status, verify
 from specserve.errors import ExitCode, SpecserveError
 
 
@@ -36,6 +36,7 @@ COMMANDS = (
     bench.bench,
     bench.report,
     bench.trace,
+    status.status,
     sidecar.sidecar,
     sidecar.probe,
     alerts.alerts,
