@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -155,6 +155,8 @@ class _Canary:
         # Greedy and sampled in one batch: a sampler may mix them up. The greedy one now meets the prefix cache.
         with ThreadPoolExecutor(1) as pool:
             beside = pool.submit(self.asker.ask_raw, FULL)
+            if self.asker.settings.server.max_concurrent_requests == 1:
+                wait([beside])
             cool = self.asker.samples(raw, COOL, 24)
         judged = [self.asker.judge(cool, COOL)]
         if reason := corruption.sampled_reason(judged) or self._corrupt_greedy(beside.result()):
