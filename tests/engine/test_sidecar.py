@@ -140,7 +140,8 @@ def test_a_saturated_engine_is_never_called_stalled(engine_server):
 
 def test_a_stopped_engine_core_is_stalled_and_recovers(engine_server):
     """SIGSTOP of EngineCore: /health still says 200; not alive within three reads and a canary; then SIGCONT."""
-    core = next(p for p in engine_server.family() if "EngineCore" in " ".join([p.name(), *p.cmdline()]))
+    family = psutil.Process(engine_server.process.pid).children(recursive=True)
+    core = next(p for p in family if "EngineCore" in " ".join([p.name(), *p.cmdline()]))
     with traffic(engine_server.base_url, clients=4, tokens=200):
         wait_until(lambda: status(engine_server.sidecar_url)["condition"] == "progressing", 10)
         core.suspend()
