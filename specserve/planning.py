@@ -107,7 +107,7 @@ def read_models(settings: Settings) -> tuple[facts.ModelFacts, facts.ModelFacts 
 
 
 def with_index_total(model: facts.ModelFacts) -> facts.ModelFacts:
-    """The checkpoint's bytes as its index states them, where shards are not at hand: a sum of some would be too small."""
+    """The bytes that the index states, where shards are not at hand: the sum of some would be too small."""
     if model.source is None or INDEX not in model.sizes:
         return model
     if model.tensors is not None and not any(f.code == "weights-missing" for f in model.findings):

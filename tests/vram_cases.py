@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +199,7 @@ class Case:
         decided = self.raw["outcome"] in {"ok", "oom", "kv_too_small"}
         return decided and self.plan.fits is not None and "gpu_memory_utilization" in self.raw
 
-    @property
+    @cached_property
     def fits_sampler(self) -> bool:
         """Whether the sampler decides this run's activation."""
         return (

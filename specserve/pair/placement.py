@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Literal
 
 from specserve.pair.cache_layers import Config, first_int, head_geometry, is_mla
@@ -90,16 +91,22 @@ def place(name: str, shape: tuple[int, ...], split: Split) -> Place:
     found = _LAYER.search(name)
     if found is None:
         return _outside(name, shape, split)
-    layer, rest = int(found.group(1)), name[found.end() :]
+    layer = int(found.group(1))
     part: Part = "mtp" if split.layers and layer >= split.layers else "layer"
-    prefix = f"layers.{layer}."
+    parameter, share, linear, expert = _in_layer(name[found.end() :], shape, split)
+    return Place(part, layer, f"layers.{layer}.{parameter}", share, linear, expert)
+
+
+@lru_cache(maxsize=8192)
+def _in_layer(rest: str, shape: tuple[int, ...], split: Split) -> tuple[str, Fraction, bool, bool]:
+    """Parameter, share, linear, expert of a tensor inside a layer; the same in every layer, hence the cache."""
     if expert := _EXPERT.search("." + rest):
         share = Fraction(-(-split.experts // split.ep), split.experts) if split.ep > 1 else Fraction(1, split.tp)
         stacked = "w2" if expert.group(2).startswith(("down", "w2")) else "w13"
-        return Place(part, layer, f"{prefix}experts.{stacked}.{_attribute(rest)}", share, True, True)
+        return f"experts.{stacked}.{_attribute(rest)}", share, True, True
     module, leaf = _module(rest)
     linear = len(shape) == 2 and not re.search(r"norm|router|(^|\.)gate$|conv", module + leaf)
-    return Place(part, layer, prefix + _fuse(rest), _share(name, shape, split), linear)
+    return _fuse(rest), _share(rest, shape, split), linear, False
 
 
 def _outside(name: str, shape: tuple[int, ...], split: Split) -> Place:

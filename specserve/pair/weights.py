@@ -96,15 +96,16 @@ def _from_tensors(
     source: str,
 ) -> Weights:  # fmt: skip
     counts, tied = stages(max(split.layers, 1), pp, shape.layer_split), is_tied(facts)
-    sums: list[defaultdict[str, Fraction]] = [defaultdict(Fraction) for _ in range(pp)]
-    mtp: defaultdict[str, Fraction] = defaultdict(Fraction)
-    tower = Fraction(0)
+    sums: list[defaultdict[str, float]] = [defaultdict(float) for _ in range(pp)]
+    mtp: defaultdict[str, float] = defaultdict(float)
+    tower = 0.0
     padding = _mxfp4_padding(facts.text_config, split.tp, shape)
     for name, tensor in tensors.items():
         where = place(name, tensor.shape, split)
         if where.part == "head" and tied:
             continue
-        nbytes = loaded_bytes(name, tensor, where, shape.dtype_bytes, online) * where.share
+        share = where.share.numerator / where.share.denominator
+        nbytes = loaded_bytes(name, tensor, where, shape.dtype_bytes, online) * share
         if name.endswith(("_blocks", "_scales")) and "experts" in name:
             nbytes *= padding
         if where.part == "mtp":
@@ -116,11 +117,11 @@ def _from_tensors(
             tower += nbytes
         for stage in _stages_of(where, counts, tied):
             sums[stage][where.parameter] += nbytes
-    totals = [sum(allocated(int(b)) for b in stage.values()) for stage in sums]
+    totals = [sum(allocated(round(b)) for b in stage.values()) for stage in sums]
     extra = runtime_copies(facts.text_config, split.tp, counts, shape)
     return Weights(
         tuple(max(0, t + e - shape.cpu_offload_bytes) for t, e in zip(totals, extra, strict=True)), source,
-        sum(allocated(int(b)) for b in mtp.values()), int(tower),
+        sum(allocated(round(b)) for b in mtp.values()), int(tower),
     )  # fmt: skip
 
 
@@ -145,17 +146,17 @@ def is_tied(facts: ModelFacts) -> bool:
     return str(facts.text_config.get("model_type", "")).startswith(("gemma", "cohere"))
 
 
-def loaded_bytes(name: str, tensor: TensorFacts, where: Place, dtype_bytes: int, online: str | None) -> Fraction:
+def loaded_bytes(name: str, tensor: TensorFacts, where: Place, dtype_bytes: int, online: str | None) -> float:
     """Bytes of a whole tensor once loaded: floats in the model's dtype, packed and scale tensors as stored."""
     if tensor.dtype not in _FLOATS:
-        return Fraction(tensor.nbytes)
+        return tensor.nbytes
     elements = tensor.nbytes * 8 // DTYPE_BITS[tensor.dtype]
     bits = ONLINE_BITS.get(online or "")
     if bits and where.part == "layer" and (where.expert if online == "experts_int8" else where.linear):
-        return Fraction(elements) * Fraction(bits) / 8
+        return elements * bits / 8
     if _KEPT_FLOAT32.search(name):
-        return Fraction(tensor.nbytes)
-    return Fraction(elements * dtype_bytes)
+        return tensor.nbytes
+    return elements * dtype_bytes
 
 
 def allocated(nbytes: int) -> int:
@@ -195,15 +196,15 @@ def rope_table_bytes(config: Config, shape: Shape) -> int:
     return int(positions * float(factor or 1)) * dim * shape.dtype_bytes
 
 
-def _mxfp4_padding(config: Config, tp: int, shape: Shape) -> Fraction:
+def _mxfp4_padding(config: Config, tp: int, shape: Shape) -> float:
     """MXFP4 experts are padded for the kernel: hidden size to 256, one GPU's intermediate size to 128.
 
     Up to 0.11 only the intermediate size was, to 256.
     """
     hidden, inner = first_int(config, "hidden_size"), first_int(config, "intermediate_size", "moe_intermediate_size")
     if not hidden or not inner:
-        return Fraction(1)
+        return 1.0
     own = -(-inner // tp)
     if shape.accounting.version < (0, 12):
-        return Fraction(-(-own // 256) * 256, own)
-    return Fraction(-(-hidden // 256) * 256, hidden) * Fraction(-(-own // 128) * 128, own)
+        return -(-own // 256) * 256 / own
+    return (-(-hidden // 256) * 256 / hidden) * (-(-own // 128) * 128 / own)

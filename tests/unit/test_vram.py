@@ -1,0 +1,361 @@
+"""The memory plan: the JSON contract, the verdicts with their fixes, hardware, calibration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specserve.config.schema import Settings
+from specserve.engine.logs import EngineReport
+from specserve.findings import Finding
+from specserve.gpu import Device
+from specserve.pair import calibration, vram, vram_text
+from specserve.pair.facts import ModelFacts
+from specserve.units import GIB
+
+QWEN3_8B: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 36, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "head_dim": 128, "hidden_size": 4096, "intermediate_size": 12288, "vocab_size": 151936,
+    "tie_word_embeddings": False, "max_position_embeddings": 40960,
+}  # fmt: skip
+QWEN3_0_6B: dict[str, Any] = {
+    **QWEN3_8B, "num_hidden_layers": 28, "num_attention_heads": 16, "hidden_size": 1024, "intermediate_size": 3072,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+H100 = {"gpu_name": "NVIDIA H100 80GB HBM3"}
+RTX_4090 = {"gpu_name": "NVIDIA GeForce RTX 4090"}
+
+
+def plan(
+    hardware: dict[str, Any] | None = None, *, draft: bool = True, target: dict[str, Any] = QWEN3_8B,
+    speculation: dict[str, Any] | None = None, models: dict[str, Any] | None = None,
+    engine: dict[str, Any] | None = None, **given: Any,
+) -> vram.Plan:  # fmt: skip
+    """Qwen3-8B, with Qwen3-0.6B as its draft unless told otherwise."""
+    body: dict[str, Any] = {
+        "models": {"target_model": {"path": "target", **(models or {})}},
+        "engine": engine or {},
+        "hardware": hardware or {},
+        "speculative_decoding": {"num_speculative_tokens": 3, **(speculation or {})},
+    }
+    if draft:
+        body["models"]["draft_model"] = {"path": "draft"}
+    proposer = ModelFacts("draft", QWEN3_0_6B) if draft else None
+    given = {"engine_version": "0.32.0", **given}
+    return vram.plan(Settings.model_validate(body), ModelFacts("target", target), proposer, **given)
+
+
+def device(index: int = 0, *, used_gib: float = 0.0, total_gib: float = 80.0, reserved_gib: float = 0.5) -> Device:
+    """A detected GPU."""
+    return Device(
+        index,
+        f"GPU-{index}",
+        "NVIDIA H100 80GB HBM3",
+        int(total_gib * GIB),
+        int(used_gib * GIB),
+        int(reserved_gib * GIB),
+    )
+
+
+def only(found: list[Finding], code: str) -> Finding:
+    """The one finding of this code."""
+    (one,) = [f for f in found if f.code == code]
+    return one
+
+
+def test_the_json_contract() -> None:
+    """Every key of the contract is there, and every number of bytes is an integer."""
+    body = json.loads(json.dumps(plan(H100).as_dict()))
+    assert {"fits", "gpus", "kv_bytes_per_token", "max_concurrency", "without_draft", "largest_max_model_len", "terms",
+            "confidence"} <= body.keys()  # fmt: skip
+    gpu = {"index", "total_bytes", "budget_bytes", "target_weights_bytes", "draft_weights_bytes", "activation_bytes",
+           "cuda_graph_bytes", "non_torch_bytes", "kv_cache_bytes", "kv_cache_tokens"}  # fmt: skip
+    assert gpu <= body["gpus"][0].keys()
+    assert all(isinstance(v, int) for v in body["gpus"][0].values())
+    assert body["max_concurrency"].keys() == {"tokens", "requests"}
+    assert body["without_draft"].keys() == {"kv_cache_tokens", "requests"}
+    assert all(term.keys() == {"name", "bytes", "formula", "source"} for term in body["terms"])
+    assert body["kv_bytes_per_token"] == (36 + 28) * 4096
+
+
+def test_the_terms_add_up() -> None:
+    """Budget = weights + activation + graphs + non-torch + KV cache, to the byte."""
+    gpu = plan(H100).gpus[0]
+    parts = (gpu.target_weights_bytes, gpu.draft_weights_bytes, gpu.activation_bytes, gpu.cuda_graph_bytes,
+             gpu.non_torch_bytes, gpu.kv_cache_bytes)  # fmt: skip
+    assert sum(p or 0 for p in parts) == gpu.budget_bytes
+
+
+def test_graphs_come_on_top_before_0_21() -> None:
+    """Up to 0.20 CUDA graphs are not taken out of the budget."""
+    gpu = plan(H100, engine_version="0.19.0").gpus[0]
+    assert gpu.cuda_graph_bytes > 0
+    assert (
+        gpu.budget_bytes or 0
+    ) - gpu.weights_bytes - gpu.activation_bytes - gpu.non_torch_bytes == gpu.kv_cache_bytes
+
+
+def test_what_does_not_fit_shows_every_term_and_the_largest_context() -> None:
+    """The error is a table; its fix names the largest max_model_len, and that one fits."""
+    refused = plan(RTX_4090, engine={"max_model_len": 40960})
+    error = only(refused.findings(), "does-not-fit")
+    assert error.severity == "error"
+    lines = error.message.splitlines()
+    assert lines[0].startswith("target and draft do not fit GPU 0: need ")
+    assert lines[0].endswith("budget 21.2 GiB (0.90 of 23.5 GiB)")
+    assert [line.split("  ")[1] for line in lines[1:]] == ["target weights", "draft weights", "KV cache", "overhead"]
+    assert "1 sequence of 40960 tokens, 256 KiB per token" in lines[3]
+    longest = refused.largest_max_model_len
+    assert error.fix == f"set engine.max_model_len to {longest} or less, or quantize the target"
+    assert plan(RTX_4090, engine={"max_model_len": longest}).fits
+    assert plan(RTX_4090, engine={"max_model_len": longest + 16}).fits is False
+
+
+def test_weights_that_do_not_fit_at_all_say_by_how_much() -> None:
+    """Where no context fits, the fix does not name one."""
+    refused = plan({"gpu_name": "NVIDIA T4"})
+    assert refused.largest_max_model_len == 0
+    assert (only(refused.findings(), "does-not-fit").fix or "").startswith("weights and overhead alone are ")
+
+
+def test_the_draft_is_counted() -> None:
+    """With the draft fewer requests fit than without."""
+    made = plan(H100, engine={"max_model_len": 32768})
+    assert made.without_draft.requests > made.capacity.requests * 1.5
+    assert vram_text.conclusion(made) == (
+        f"fits; {made.capacity.requests:.1f} requests of 32k tokens with the draft, "
+        f"{made.without_draft.requests:.1f} without"
+    )
+
+
+def test_the_draft_is_repeated_or_shared() -> None:
+    """A draft with TP 1 beside a target with TP 2 lies whole on each GPU."""
+    shared = plan(H100, models={"tensor_parallel_size": 2}).gpus[0].draft_weights_bytes
+    body = {"models": {"target_model": {"path": "t", "tensor_parallel_size": 2},
+                       "draft_model": {"path": "d", "tensor_parallel_size": 1}}, "hardware": H100}  # fmt: skip
+    made = vram.plan(Settings.model_validate(body), ModelFacts("t", QWEN3_8B), ModelFacts("d", QWEN3_0_6B))
+    assert made.gpus[1].draft_weights_bytes == pytest.approx(2 * shared, rel=0.02)
+
+
+def test_online_quantization_does_not_touch_the_draft() -> None:
+    """quantization: fp8 halves the target's layers; the draft stays in 16 bits."""
+    plain, online = plan(H100), plan(H100, models={"quantization": "fp8"})
+    assert online.gpus[0].target_weights_bytes < 0.6 * plain.gpus[0].target_weights_bytes
+    assert online.gpus[0].draft_weights_bytes == plain.gpus[0].draft_weights_bytes
+
+
+def test_lookup_methods_need_no_memory() -> None:
+    """ngram and suffix have neither weights nor KV."""
+    made = plan(H100, draft=False, speculation={"method": "ngram"})
+    assert made.gpus[0].draft_weights_bytes == 0
+    assert made.kv_bytes_per_token == 36 * 4096
+
+
+def test_detected_gpus_are_planned_without_what_the_driver_keeps() -> None:
+    """CUDA's total is NVML's total without its reservation; the budget is a share of that."""
+    made = plan(devices=[device()])
+    assert made.gpus[0].total_bytes == int(79.5 * GIB)
+    assert made.gpus[0].budget_bytes == pytest.approx(0.9 * 79.5 * GIB, abs=1)
+
+
+def test_described_hardware_wins_over_what_is_there() -> None:
+    """hardware: plans for another machine even on one with GPUs."""
+    assert plan(RTX_4090, devices=[device()]).gpu_name == "NVIDIA GeForce RTX 4090"
+
+
+def test_no_gpu_is_not_a_verdict() -> None:
+    """Without a GPU and without hardware: weights and KV bytes are known, whether it fits is not."""
+    made = plan(devices=None)
+    assert made.fits is None
+    assert made.gpus[0].budget_bytes is None
+    assert made.gpus[0].target_weights_bytes > 15 * GIB
+    assert [f.severity for f in made.findings()] == ["info", "info"]
+
+
+def test_too_few_gpus_are_refused() -> None:
+    """TP 4 on a machine with two GPUs."""
+    made = plan(devices=[device(0), device(1)], models={"tensor_parallel_size": 4})
+    assert only(made.findings(), "does-not-fit").message == "TP 4 x PP 1 needs 4 GPUs; there are 2"
+
+
+def test_tp_must_divide_heads_and_vocabulary() -> None:
+    """32 heads cannot be shared by 5 GPUs."""
+    made = plan(H100, models={"tensor_parallel_size": 5})
+    assert made.fits is False
+    assert "cannot be split over 5 GPUs" in only(made.findings(), "does-not-fit").message
+
+
+def test_others_memory_is_shown_and_refuses_when_too_much() -> None:
+    """vLLM will not start with less free than its share; the fix names a share that is free."""
+    refused = plan(devices=[device(used_gib=20)])
+    error = only(refused.findings(), "other-processes")
+    assert error.severity == "error"
+    assert (error.fix or "").endswith("set engine.gpu_memory_utilization to 0.74 or less")
+    assert plan(devices=[device(used_gib=20)], engine={"gpu_memory_utilization": 0.74}).fits
+
+
+def test_a_little_of_others_memory_is_a_warning() -> None:
+    """More than half a GiB is worth a line, not a refusal."""
+    made = plan(devices=[device(used_gib=2)])
+    assert made.fits
+    assert only(made.findings(), "other-processes").severity == "warning"
+    assert not [f for f in plan(devices=[device(used_gib=0.2)]).findings() if f.code == "other-processes"]
+
+
+def test_draft_logits_that_no_profiling_sees_are_named() -> None:
+    """1024 sequences x 3 draft tokens x 151936 x 4 bytes is 1.7 GiB."""
+    message = only(plan(H100).findings(), "logits-buffer-large").message
+    assert message == "a full step of draft tokens needs 1.7 GiB of logits that vLLM's profiling does not see"
+    small = plan(H100, engine={"max_num_seqs": 64})
+    assert not [f for f in small.findings() if f.code == "logits-buffer-large"]
+
+
+def test_a_share_above_0_92_with_a_draft_is_tight() -> None:
+    """The draft allocates outside the budget, so a high utilization is warned about, with a number to set."""
+    warning = only(plan(H100, engine={"gpu_memory_utilization": 0.95}).findings(), "memory-tight")
+    assert warning.fix == "set engine.gpu_memory_utilization to 0.92"
+
+
+def test_nothing_outside_the_budget_is_refused() -> None:
+    """Eight GPUs without NVLink take more than a GiB for collectives after the cache is sized."""
+    hardware = {"gpu_name": "NVIDIA RTX PRO 4500 Blackwell", "gpu_count": 8}
+    made = plan(hardware, models={"tensor_parallel_size": 8}, engine={"gpu_memory_utilization": 0.96})
+    assert made.refusal == "headroom"
+
+
+def test_few_requests_are_named_with_and_without_the_draft() -> None:
+    """Fewer than two requests of the full context is a warning."""
+    made = plan({"gpu_name": "NVIDIA L40S"}, engine={"max_model_len": 40960, "gpu_memory_utilization": 0.8})
+    assert 1 < made.capacity.requests < 2
+    assert "without the draft" in only(made.findings(), "low-concurrency").message
+
+
+def test_an_unknown_architecture_is_planned_with_what_is_known() -> None:
+    """No crash and no silent zero: what was assumed is in the plan and among the findings."""
+    made = plan(H100, draft=False, target={"model_type": "mystery"}, speculation={"enabled": False})
+    assert made.confidence == "assumed"
+    assert len(made.assumed) == 2
+    assert [f.code for f in made.findings() if f.severity == "info"].count("vram-assumed") == 2
+
+
+def test_the_cpu_backend_reports_ram() -> None:
+    """Weights and VLLM_CPU_KVCACHE_SPACE against free memory; nothing of a GPU."""
+    env = {"env": {"VLLM_CPU_KVCACHE_SPACE": "4"}, "max_model_len": 4096}
+    made = plan(engine=env, backend="cpu", free_ram_bytes=32 * GIB)
+    assert made.fits
+    assert made.gpus[0].kv_cache_bytes == 4 * GIB
+    assert (made.gpus[0].activation_bytes, made.gpus[0].cuda_graph_bytes, made.gpus[0].non_torch_bytes) == (0, 0, 0)
+    assert vram_text.render(made).startswith("Memory, 32.0 GiB free\n")
+    refused = plan(engine=env, backend="cpu", free_ram_bytes=16 * GIB)
+    assert "not fit in memory: need 20.4 GiB, free 16.0 GiB" in only(refused.findings(), "does-not-fit").message
+
+
+def test_pipeline_stages_are_planned_apart() -> None:
+    """The last stage holds the LM head and the sampler, so it decides."""
+    made = plan(H100, models={"pipeline_parallel_size": 2}, draft=False, speculation={"enabled": False})
+    assert [g.stage for g in made.gpus] == [0, 1]
+    assert made.gpus[1].activation_bytes > made.gpus[0].activation_bytes
+    assert made.tightest.stage == 1
+
+
+def test_text_has_every_term_and_ends_with_the_conclusion() -> None:
+    """The table a person reads."""
+    lines = vram_text.render(plan(H100)).splitlines()
+    assert lines[0] == "GPU 0: NVIDIA H100 80GB HBM3, budget 71.3 GiB (0.90 of 79.2 GiB)"
+    assert lines[1].split() == ["target", "weights", "15.3", "GiB", "16", "bits"]
+    assert lines[-1].startswith("fits; ")
+
+
+def _grid() -> list[vram_text.Cell]:
+    def again(length: int, draft: bool, share: float) -> vram.Plan:
+        return plan(RTX_4090, draft=draft, engine={"max_model_len": length, "gpu_memory_utilization": share})
+
+    return vram_text.grid(again, 8192, 40960, 0.9, draft=True)
+
+
+def test_the_grid_varies_context_draft_and_share() -> None:
+    """Four contexts, with the draft and without, four shares of the GPU."""
+    cells = _grid()
+    assert {c.max_model_len for c in cells} == {2048, 4096, 8192, 16384}
+    assert {c.utilization for c in cells} == {0.8, 0.85, 0.9, 0.95}
+    assert len(cells) == 32
+    text = vram_text.render_grid(cells).splitlines()
+    assert text[0].split() == [
+        "max_model_len",
+        "draft",
+        "0.80",
+        "of",
+        "the",
+        "GPU",
+        "0.85",
+        "of",
+        "the",
+        "GPU",
+        "0.90",
+        "of",
+        "the",
+        "GPU",
+        "0.95",
+        "of",
+        "the",
+        "GPU",
+    ]
+    assert len(text) == 9
+    assert " - " in text[-2]  # 16384 tokens with the draft do not fit the smallest share
+
+
+def report(**figures: Any) -> EngineReport:
+    """What an engine said."""
+    return EngineReport(**figures)
+
+
+def test_close_figures_give_no_warning() -> None:
+    """Within 15 % plan and engine agree; both numbers are kept for /status."""
+    made = plan(H100)
+    close = report(kv_cache_tokens=int((made.gpus[0].kv_cache_tokens or 0) * 1.1))
+    found = calibration.reconcile(made, close)
+    assert found.warning is None
+    assert found.as_dict()["kv_cache_tokens"]["measured"] == close.kv_cache_tokens
+
+
+def test_a_figure_far_off_is_one_warning_with_both_numbers() -> None:
+    """A draft that was placed otherwise than planned: 18.0 GiB planned, 30 loaded."""
+    made = plan(H100)
+    found = calibration.reconcile(
+        made, report(model_loading_bytes=30 * GIB, kv_cache_tokens=made.gpus[0].kv_cache_tokens)
+    )
+    assert found.warning == (
+        "memory plan is off: model_loading_bytes planned 16.4 GiB, the engine reports 30.0 GiB (-45 %)"
+    )
+
+
+def test_what_the_engine_did_not_say_is_not_compared() -> None:
+    """A silent engine gives no comparison and no warning."""
+    found = calibration.reconcile(plan(H100), report())
+    assert found.comparisons == ()
+    assert found.warning is None
+
+
+def test_a_calibration_replaces_what_was_modelled(tmp_path: Path) -> None:
+    """Measured once, saved beside the config, the next plan gives exactly the engine's pool."""
+    config = tmp_path / "pair.yaml"
+    made = plan(H100)
+    said = report(model_loading_bytes=int(16.8 * GIB), available_kv_bytes=50 * GIB, graph_capture_bytes=GIB // 2)
+    measured = calibration.measure(made, said, key="k")
+    assert measured is not None
+    assert calibration.save(measured, config) == tmp_path / "pair.memory.json"
+    assert calibration.load(config, key="other deployment") is None
+    again = plan(H100, calibration=calibration.load(config, key="k"))
+    assert again.confidence == "measured"
+    assert again.gpus[0].kv_cache_bytes == 50 * GIB
+    assert again.gpus[0].weights_bytes == int(16.8 * GIB)
+    assert again.without_draft.requests > again.capacity.requests
+
+
+def test_a_damaged_calibration_is_no_calibration(tmp_path: Path) -> None:
+    """A file that is not ours is ignored."""
+    (tmp_path / "pair.memory.json").write_text('{"key": "k"}')
+    assert calibration.load(tmp_path / "pair.yaml", key="k") is None
