@@ -4,7 +4,7 @@ A step with speculation takes longer (drafting, and verifying k+1 positions inst
 tokens. It pays while tokens per step exceed the ratio of the step times:
 
     speedup    = tokens per step x baseline step time / speculative step time
-    break-even = (speculative step time / baseline step time - 1) / k
+    break-even = (speculative step time / baseline step time - 1) / tokens drafted per step
 
 Without a profile nothing is said: the ratio of step times depends on model, GPU and batch size.
 """
@@ -32,6 +32,13 @@ class Cell(BaseModel):
     baseline_step_seconds: _Seconds
     speculative_step_seconds: _Seconds
     num_speculative_tokens: Annotated[int, Field(ge=1)]
+    draft_tokens_per_step: Annotated[float, Field(gt=0)] | None = None
+    """Below num_speculative_tokens when not every step drafts; None when every step does."""
+
+    @property
+    def drafted(self) -> float:
+        """Tokens drafted per sequence and step."""
+        return self.draft_tokens_per_step or self.num_speculative_tokens
 
     @property
     def cost(self) -> float:
@@ -47,7 +54,7 @@ class Profile(BaseModel):
     cells: Annotated[tuple[Cell, ...], Field(min_length=1)]
 
     def at(self, running: float) -> tuple[float, float] | None:
-        """(ratio of step times, tokens per draft) at a batch size, linear between cells.
+        """(ratio of step times, tokens drafted per step) at a batch size, linear between cells.
 
         Below the smallest measured batch its values hold; beyond the largest nothing is known.
         """
@@ -55,12 +62,11 @@ class Profile(BaseModel):
         if running > cells[-1].concurrency:
             return None
         if running <= cells[0].concurrency:
-            return cells[0].cost, cells[0].num_speculative_tokens
+            return cells[0].cost, cells[0].drafted
         right = next(i for i, c in enumerate(cells) if c.concurrency >= running)
         low, high = cells[right - 1], cells[right]
         part = (running - low.concurrency) / (high.concurrency - low.concurrency)
-        k = low.num_speculative_tokens + part * (high.num_speculative_tokens - low.num_speculative_tokens)
-        return low.cost + part * (high.cost - low.cost), k
+        return low.cost + part * (high.cost - low.cost), low.drafted + part * (high.drafted - low.drafted)
 
 
 def load(path: Path) -> Profile:
@@ -83,8 +89,8 @@ def readings(profile: Profile | None, known: Readings, windows: Sequence[str]) -
     found = profile.at(running) if profile is not None and running else None
     if found is None:
         return {}
-    cost, k = found
-    break_even = (cost - 1) / k
+    cost, drafted = found
+    break_even = (cost - 1) / drafted
     out = {"specserve_break_even_acceptance_rate": break_even}
     for window in windows:
         per_step = known.get(key("specserve_tokens_per_step", window=window))

@@ -247,6 +247,17 @@ def test_speedup_and_break_even_at_the_batch_size(
         assert seen[key("specserve_break_even_margin", window="5m")] == pytest.approx(0.36 - break_even)
 
 
+def test_the_profile_of_the_benchmark_is_read() -> None:
+    """Sidecar and benchmark mean the same break-even, also when not every step drafts."""
+    from specserve.bench.breakeven import StepTimes
+
+    row = StepTimes(4, 0.010, 0.013, 5, 2.0)
+    cell = {**vars(row), "break_even_acceptance": row.break_even_acceptance}
+    read = speedup.Profile.model_validate({"version": 1, "engine": {}, "created": "", "cells": [cell]})
+    seen = speedup.readings(read, {"specserve_requests_running": 4}, [])
+    assert seen == {"specserve_break_even_acceptance_rate": pytest.approx(row.break_even_acceptance)}
+
+
 def test_without_a_profile_nothing_is_estimated() -> None:
     """And a profile that is none is a config error that names the place."""
     assert speedup.readings(None, {"specserve_requests_running": 4}, ["5m"]) == {}
