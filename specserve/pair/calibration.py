@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,7 +13,6 @@ from specserve.units import gib
 
 if TYPE_CHECKING:
     from specserve.config.schema import Settings
-    from specserve.pair.memory import Plan
 
 TOLERANCE = 0.15
 """A larger difference is worth a warning: something was placed otherwise than planned."""
@@ -92,16 +92,23 @@ def _text(name: str, value: float) -> str:
     return gib(value) if name.endswith("_bytes") else f"{value:.0f}" if name.endswith("tokens") else f"{value:.2f}"
 
 
-def reconcile(plan: Plan, report: Report) -> Reconciliation:
-    """Compare every figure that both know."""
-    gpu = plan.tightest
+def reconcile(vram: Mapping[str, Any], report: Report) -> Reconciliation:
+    """Compare every figure that both know. ``vram`` is ``Plan.as_dict()``, which preflight's report carries."""
+    gpu = _tightest(vram)
+    loaded = gpu["target_weights_bytes"] + gpu["draft_weights_bytes"]
     pairs: list[tuple[str, float | None, float | None]] = [
-        ("model_loading_bytes", gpu.weights_bytes, report.model_loading_bytes),
-        ("kv_cache_bytes", gpu.kv_cache_bytes, report.available_kv_bytes),
-        ("kv_cache_tokens", gpu.kv_cache_tokens, report.kv_cache_tokens),
-        ("max_concurrency", plan.capacity.requests or None, report.max_concurrency),
+        ("model_loading_bytes", loaded, report.model_loading_bytes),
+        ("kv_cache_bytes", gpu["kv_cache_bytes"], report.available_kv_bytes),
+        ("kv_cache_tokens", gpu["kv_cache_tokens"], report.kv_cache_tokens),
+        ("max_concurrency", vram["max_concurrency"]["requests"] or None, report.max_concurrency),
     ]
     return Reconciliation(tuple(Comparison(n, p, m) for n, p, m in pairs if p is not None and m is not None))
+
+
+def _tightest(vram: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The GPU with the least KV cache, which the engine's log lines follow."""
+    gpus: list[Mapping[str, Any]] = vram["gpus"]
+    return min(gpus, key=lambda g: g["kv_cache_bytes"] or 0)
 
 
 @dataclass(frozen=True)
@@ -127,13 +134,19 @@ def key(settings: Settings, engine_version: str | None, gpu_name: str | None) ->
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def measure(plan: Plan, report: Report, *, key: str) -> Calibration | None:
-    """The measured terms; None when the engine did not say enough."""
-    gpu = plan.tightest
-    loaded, pool = report.model_loading_bytes, report.available_kv_bytes
-    if gpu.budget_bytes is None or loaded is None or pool is None:
+def measure(vram: Mapping[str, Any], report: Report, *, key: str) -> Calibration | None:
+    """The measured terms; None when the engine did not say enough.
+
+    The CPU backend logs neither weights nor what else it holds, only the tokens: the planned weights are kept.
+    """
+    gpu = _tightest(vram)
+    budget, loaded, pool = gpu["budget_bytes"], report.model_loading_bytes, report.available_kv_bytes
+    if vram["backend"] == "cpu":
+        planned = gpu["target_weights_bytes"] + gpu["draft_weights_bytes"]
+        return None if report.kv_cache_tokens is None else Calibration(key, loaded or planned, 0)
+    if budget is None or loaded is None or pool is None:
         return None
-    return Calibration(key, loaded, max(0, gpu.budget_bytes - loaded - pool), report.graph_capture_bytes)
+    return Calibration(key, loaded, max(0, budget - loaded - pool), report.graph_capture_bytes)
 
 
 def path_for(config: Path) -> Path:

@@ -128,6 +128,7 @@ class Plan:
         return {
             "fits": self.fits,
             "backend": self.backend,
+            "gpu_name": self.gpu_name,
             "gpus": [g.as_dict() for g in self.gpus],
             "kv_bytes_per_token": self.kv_bytes_per_token,
             "max_concurrency": {"tokens": self.max_model_len, "requests": round(self.capacity.requests, 2)},

@@ -283,26 +283,7 @@ def test_the_grid_varies_context_draft_and_share() -> None:
     assert {c.utilization for c in cells} == {0.8, 0.85, 0.9, 0.95}
     assert len(cells) == 32
     text = vram_text.render_grid(cells).splitlines()
-    assert text[0].split() == [
-        "max_model_len",
-        "draft",
-        "0.80",
-        "of",
-        "the",
-        "GPU",
-        "0.85",
-        "of",
-        "the",
-        "GPU",
-        "0.90",
-        "of",
-        "the",
-        "GPU",
-        "0.95",
-        "of",
-        "the",
-        "GPU",
-    ]
+    assert text[0].endswith("0.80 of the GPU  0.85 of the GPU  0.90 of the GPU  0.95 of the GPU")
     assert len(text) == 9
     assert " - " in text[-2]  # 16384 tokens with the draft do not fit the smallest share
 
@@ -316,7 +297,7 @@ def test_close_figures_give_no_warning() -> None:
     """Within 15 % plan and engine agree; both numbers are kept for /status."""
     made = plan(H100)
     close = report(kv_cache_tokens=int((made.gpus[0].kv_cache_tokens or 0) * 1.1))
-    found = calibration.reconcile(made, close)
+    found = calibration.reconcile(made.as_dict(), close)
     assert found.warning is None
     assert found.as_dict()["kv_cache_tokens"]["measured"] == close.kv_cache_tokens
 
@@ -325,7 +306,7 @@ def test_a_figure_far_off_is_one_warning_with_both_numbers() -> None:
     """A draft that was placed otherwise than planned: 18.0 GiB planned, 30 loaded."""
     made = plan(H100)
     found = calibration.reconcile(
-        made, report(model_loading_bytes=30 * GIB, kv_cache_tokens=made.gpus[0].kv_cache_tokens)
+        made.as_dict(), report(model_loading_bytes=30 * GIB, kv_cache_tokens=made.gpus[0].kv_cache_tokens)
     )
     assert found.warning == (
         "memory plan is off: model_loading_bytes planned 16.4 GiB, the engine reports 30.0 GiB (-45 %)"
@@ -334,7 +315,7 @@ def test_a_figure_far_off_is_one_warning_with_both_numbers() -> None:
 
 def test_what_the_engine_did_not_say_is_not_compared() -> None:
     """A silent engine gives no comparison and no warning."""
-    found = calibration.reconcile(plan(H100), report())
+    found = calibration.reconcile(plan(H100).as_dict(), report())
     assert found.comparisons == ()
     assert found.warning is None
 
@@ -344,7 +325,7 @@ def test_a_calibration_replaces_what_was_modelled(tmp_path: Path) -> None:
     config = tmp_path / "pair.yaml"
     made = plan(H100)
     said = report(model_loading_bytes=int(16.8 * GIB), available_kv_bytes=50 * GIB, graph_capture_bytes=GIB // 2)
-    measured = calibration.measure(made, said, key="k")
+    measured = calibration.measure(made.as_dict(), said, key="k")
     assert measured is not None
     assert calibration.save(measured, config) == tmp_path / "pair.memory.json"
     assert calibration.load(config, key="other deployment") is None
@@ -353,6 +334,17 @@ def test_a_calibration_replaces_what_was_modelled(tmp_path: Path) -> None:
     assert again.gpus[0].kv_cache_bytes == 50 * GIB
     assert again.gpus[0].weights_bytes == int(16.8 * GIB)
     assert again.without_draft.requests > again.capacity.requests
+
+
+def test_on_the_cpu_the_engine_says_less() -> None:
+    """The CPU backend logs only tokens: the plan's own weights are kept, and nothing is invented beside them."""
+    env = {"env": {"VLLM_CPU_KVCACHE_SPACE": "4"}, "max_model_len": 4096}
+    made = plan(engine=env, backend="cpu", free_ram_bytes=32 * GIB)
+    measured = calibration.measure(made.as_dict(), report(kv_cache_tokens=16384), key="k")
+    assert measured == calibration.Calibration("k", made.gpus[0].weights_bytes, 0)
+    again = plan(engine=env, backend="cpu", free_ram_bytes=32 * GIB, calibration=measured)
+    assert (again.confidence, again.gpus[0].kv_cache_bytes) == ("measured", 4 * GIB)
+    assert calibration.measure(made.as_dict(), report(), key="k") is None
 
 
 def test_a_damaged_calibration_is_no_calibration(tmp_path: Path) -> None:
