@@ -105,3 +105,13 @@ def test_shell_script_parses(name: str) -> None:
     """bash accepts the whole file, also the branches that this machine does not take."""
     done = subprocess.run(["bash", "-n", str(SCRIPTS / name)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_several_runs_have_one_closing_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Counts and seconds add up; what is zero is left out."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    suite = '<testsuites><testsuite tests="{}" failures="{}" errors="0" skipped="{}" time="{}"/></testsuites>'
+    (tmp_path / "unit.xml").write_text(suite.format(10, 1, 2, 1.5))
+    (tmp_path / "engine.xml").write_text(suite.format(5, 0, 0, 2.0))
+    line = importlib.import_module("sum_results").closing_line(tmp_path)
+    assert line.strip("= ") == "1 failed, 12 passed, 2 skipped in 3.50s"
