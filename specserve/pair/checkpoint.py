@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import stat
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -149,7 +150,8 @@ def _listing(source: Source) -> Mapping[str, int]:
         sizes = source.files()
     except FileNotFoundError:
         message = "there is no such folder; the path must be a folder or a Hub id"
-        raise CheckpointRefused([Finding("checkpoint-missing", "error", where, message, f"ls {where}")]) from None
+        fix = "specserve models pull CONFIG" if "://" in where else f"ls {where}"
+        raise CheckpointRefused([Finding("checkpoint-missing", "error", where, message, fix)]) from None
     except NotADirectoryError:
         raise CheckpointRefused([_not_a_folder(where)]) from None
     except OSError as e:
@@ -199,15 +201,31 @@ def _weights(
         notes += [] if problems or notes else [_why_no_weights(source.name, sizes)]
         return None, None, notes
     tensors: dict[str, TensorFacts] = {}
-    for name in names:
-        try:
-            tensors |= read_header(lambda start, n, name=name: source.read(name, start, n), sizes[name], name)  # type: ignore[misc]
-        except (Corrupt, OSError) as e:
-            problems.append(_corrupt(source.name, name, str(e)))
+    for name, found in zip(names, _headers(source, sizes, names), strict=True):
+        if isinstance(found, str):
+            problems.append(_corrupt(source.name, name, found))
+        else:
+            tensors |= found
         if len(tensors) > MAX_TENSORS:
             problems.append(_corrupt(source.name, name, f"more than {MAX_TENSORS} tensors in one checkpoint"))
             break
     return tensors, sum(t.nbytes for t in tensors.values()), notes
+
+
+def _headers(source: Source, sizes: Mapping[str, int], names: list[str]) -> Iterator[dict[str, TensorFacts] | str]:
+    """The header of each file, or what is wrong with it; several requests at a time where the files are remote."""
+
+    def one(name: str) -> dict[str, TensorFacts] | str:
+        try:
+            return read_header(lambda start, n: source.read(name, start, n), sizes[name], name)
+        except (Corrupt, OSError) as e:
+            return str(e)
+
+    if source.folder is not None or len(names) == 1:
+        yield from map(one, names)
+        return
+    with ThreadPoolExecutor(8) as pool:
+        yield from pool.map(one, names)
 
 
 def _weight_files(

@@ -20,6 +20,8 @@ _EMBEDDINGS = (
     "model.decoder.embed_tokens.weight",
 )
 _LM_HEADS = ("lm_head.weight", "language_model.lm_head.weight")
+_PLAIN = ("F32", "F16", "BF16")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _ANY_CHECKPOINT = ("moe_wna16", "humming", "inc")
 """Quantization methods that take over checkpoints of other methods."""
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -54,11 +56,12 @@ def _rows(role: Role) -> Iterator[Finding]:
     tensors, wanted = role.facts.tensors or {}, vocab_size(role.facts)
     if wanted is None:
         return
-    for name in (_first(tensors, _EMBEDDINGS), _first(tensors, _LM_HEADS)):
+    tied = bool(role.facts.text_config.get("tie_word_embeddings"))  # then vLLM leaves a stored lm_head alone
+    for name in (_first(tensors, _EMBEDDINGS), None if tied else _first(tensors, _LM_HEADS)):
         if name is None:
             continue
         tensor = tensors[name]
-        if tensor.shape and tensor.shape[0] != wanted:
+        if tensor.dtype in _PLAIN and tensor.shape and tensor.shape[0] != wanted:
             message = f"{name} in {tensor.file} has {tensor.shape[0]} rows, config.json says vocab_size {wanted}"
             fix = f"restore the original config.json (vocab_size {tensor.shape[0]})"
             yield Finding("vocab-rows", "error", f"{role.key}.path", message, fix)
@@ -70,6 +73,8 @@ def _first(tensors: Mapping[str, TensorFacts], names: tuple[str, ...]) -> str | 
 
 def _layers(role: Role) -> Iterator[Finding]:
     wanted = role.facts.text_config.get("num_hidden_layers")
+    if "block_configs" in role.facts.config:  # pruned models have layers without any tensor
+        return
     found = {
         int(m.group(1))
         for n in role.facts.tensors or ()
@@ -95,7 +100,7 @@ def _divisible(role: Role) -> Iterator[Finding]:
         )
     elif kv is not None and kv % tp and tp % kv:
         yield _not_divisible(where, f"{of} has {kv} key/value heads, which {tp} GPUs cannot share equally", kv, tp)
-    elif inner is not None and inner % tp:
+    elif inner is not None and inner % tp and not _count(config, *_EXPERTS):  # experts are padded, or not split at all
         yield _not_divisible(
             where, f"{of} has intermediate_size {inner}, which {tp} GPUs cannot share equally", inner, tp
         )

@@ -78,9 +78,9 @@ def eagle(target: ModelFacts, head: Head) -> Iterator[Finding]:
     own = head.number("hidden_size")
     fc = head.tensor("fc.weight")
     yield from _width(own, target, "hidden_size")
-    if fc is None:
+    if fc is None and not head.has("eagle_linear"):  # Mistral's name for it
         yield from _missing(head, "fc.weight")
-    elif own and hidden_size(target) == own and fc.shape != (own, 2 * own):
+    elif fc is not None and own and hidden_size(target) == own and fc.shape != (own, 2 * own):
         message = f"fc.weight is {list(fc.shape)}; EAGLE on hidden size {own} has [{own}, {2 * own}]"
         yield Finding("head-fc", "error", DRAFT, message, "check that this is an EAGLE head (EAGLE3 reads more layers)")
     yield from _vocabulary(target, head, pruned=False)

@@ -13,6 +13,7 @@ from specserve.pair.facts import DTYPE_BITS, TensorFacts
 
 MAX_HEADER_BYTES = 16 * 1024**2
 """The format allows 100 MB. This holds some 140,000 tensors in one file and keeps parsing under 200 MB of memory."""
+_FIRST_READ_BYTES = 32 * 1024
 
 
 class Corrupt(ValueError):
@@ -49,12 +50,14 @@ def read_header(read: Callable[[int, int], bytes], file_size: int, file: str) ->
     """
     if file_size < 8:
         raise Corrupt(f"{file_size} bytes is too short for a safetensors file")
-    length = int.from_bytes(read(0, 8)[:8], "little")
+    start = read(0, _FIRST_READ_BYTES)  # most headers fit: one request each on the Hub
+    length = int.from_bytes(start[:8], "little")
     if length > file_size - 8:
         raise Corrupt(f"the header claims {length} bytes and the file has {file_size}; it is truncated or corrupt")
     if length > MAX_HEADER_BYTES:
         raise Corrupt(f"the header claims {length} bytes; more than {MAX_HEADER_BYTES} are not read")
-    raw = parse_object(read(8, length), what="the header")
+    body = start[8 : 8 + length] if 8 + length <= len(start) else read(8, length)
+    raw = parse_object(body, what="the header")
     raw.pop("__metadata__", None)
     tensors = {name: _entry(name, entry, 8 + length, file_size, file) for name, entry in raw.items()}
     _no_overlap(tensors)

@@ -32,7 +32,8 @@ def kind_of(facts: ModelFacts) -> str | None:
         return "mtp"
     if any(key.startswith("medusa_num") for key in facts.config):
         return "medusa"
-    return _kind_by_tensors(facts, "eagle" in names)
+    named = facts.model_type == "eagle" or any(re.match(r"Eagle[A-Z]", a) for a in facts.architectures)
+    return _kind_by_tensors(facts, named)  # Eagle2_5_VL is a multimodal model
 
 
 def _kind_by_tensors(facts: ModelFacts, named_eagle: bool) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -40,7 +40,7 @@ class HubRepository:
     name: str
     revision: str
     sizes: Mapping[str, int]
-    token: str | None
+    token: str | None = field(repr=False)
     folder: Path | None = None
 
     def files(self) -> Mapping[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from specserve.findings import Finding
@@ -164,7 +164,6 @@ class Verdict:
     findings: tuple[Finding, ...]
     comparison: Comparison | None = None
     overlap: float | None = None
-    notes: Mapping[str, Any] = field(default_factory=dict)
 
 
 def check(
@@ -186,7 +185,7 @@ def check(
     if is_head and theirs is None:
         return Verdict(tuple(p for p in problems if p.code != "tokenizer-missing"))
     if ours is None or theirs is None:
-        sizes = _sizes(target, draft, None) if sizes_matter and not heterogeneous else ()
+        sizes = _sizes(target, draft, None) if not heterogeneous else ()
         return Verdict((*problems, *sizes))
     try:
         if heterogeneous:
@@ -195,7 +194,7 @@ def check(
     except (Corrupt, MissingLibrary) as e:
         return Verdict((*problems, _unreadable(DRAFT, str(e))))
     found = [
-        *(_sizes(target, draft, comparison) if sizes_matter else ()),
+        *_sizes(target, draft, comparison),
         *_tokens(comparison),
         *_rules(comparison),
         *([] if comparison.ordinary_difference_count else _special(target, draft)),
