@@ -201,6 +201,8 @@ def vocabularies() -> Iterator[Pair]:
     yield Pair("no-prefix-space", _prefix_space(False), near="tokenizer-rules")
     ends = edited(DRAFT.having(eos_token_id=1), tokenizer_config=make.tokenizer_config(eos_token="<s>"))
     yield Pair("other-end", ends, expect=says("special-tokens"))
+    chat = edited(llama(), generation_config={"eos_token_id": [2, 3]})
+    yield Pair("fewer-ends", DRAFT, chat, expect=says("special-tokens"))
     yield Pair("more-ends", edited(DRAFT, generation_config={"eos_token_id": [2, 1]}), near="special-tokens")
     chatml = edited(DRAFT, tokenizer_config=make.tokenizer_config(chat_template="{{ messages }}"))
     yield Pair("other-template", chatml, expect=says("chat-template"))

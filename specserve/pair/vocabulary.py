@@ -173,7 +173,6 @@ def check(
     heterogeneous: bool,
     is_head: bool,
     floor: float,
-    sizes_matter: bool = True,
 ) -> Verdict:
     """Every finding about the two vocabularies.
 
@@ -290,7 +289,7 @@ def _special(target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:
         if ours and theirs and ours != theirs:
             differences.append(f"{role} {ours!r} / {theirs!r}")
     ours_stop, theirs_stop = stop_ids(target), stop_ids(draft)
-    if ours_stop and theirs_stop and not set(ours_stop) & set(theirs_stop):
+    if theirs_stop and set(ours_stop) - set(theirs_stop):
         differences.append(f"stop ids {ours_stop} / {theirs_stop}")
     if differences:
         message = (
