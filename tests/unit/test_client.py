@@ -1,0 +1,263 @@
+"""The client against real sockets that answer, stall, lie and break off."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from specserve.engine.client import Chunk, Completion, EngineClient, EngineRefused, EngineUnreachable, Streamed, collect
+from specserve.errors import ExitCode
+
+Reply = Callable[[BaseHTTPRequestHandler, bytes], None]
+
+
+class Server(ThreadingHTTPServer):
+    """Answers each path with a function; keeps the requests."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.replies: dict[str, Reply] = {}
+        self.seen: list[tuple[str, dict[str, str], bytes]] = []
+        self.leave = threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    protocol_version = "HTTP/1.1"
+    server: Server
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+    def do_GET(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.server.seen.append((self.path, dict(self.headers), body))
+        self.server.replies[self.path](self, body)
+
+    def do_POST(self) -> None:
+        self.do_GET()
+
+
+def body(text: str | bytes, status: int = 200) -> Reply:
+    """A whole answer."""
+    raw = text.encode() if isinstance(text, str) else text
+
+    def reply(handler: BaseHTTPRequestHandler, _: bytes) -> None:
+        handler.send_response(status)
+        handler.send_header("Content-Length", str(len(raw)))
+        handler.end_headers()
+        handler.wfile.write(raw)
+
+    return reply
+
+
+def chunks(*pieces: str, pause: float = 0.0, end: bool = True) -> Reply:
+    """A chunked answer, one HTTP chunk a piece; without ``end`` the connection is cut."""
+
+    def reply(handler: BaseHTTPRequestHandler, _: bytes) -> None:
+        handler.send_response(200)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        for piece in pieces:
+            raw = piece.encode()
+            handler.wfile.write(f"{len(raw):x}\r\n".encode() + raw + b"\r\n")
+            handler.wfile.flush()
+            time.sleep(pause)
+        if end:
+            handler.wfile.write(b"0\r\n\r\n")
+        handler.close_connection = True
+
+    return reply
+
+
+def events(*items: object) -> list[str]:
+    """As server-sent events."""
+    return [f"data: {item if isinstance(item, str) else json.dumps(item)}\n\n" for item in items]
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """An engine whose answers a test chooses."""
+    server = Server()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    server.replies["/v1/models"] = body('{"data": [{"id": "llm"}, {"id": "lora"}]}')
+    yield server
+    server.leave.set()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def client(server: Server) -> EngineClient:
+    """Short of patience, so that tests are quick."""
+    return EngineClient(server.url + "/", "k3y", timeout_seconds=5)
+
+
+def test_health_and_models(server, client):
+    """/health is a yes or a no; an error status is a no, not an error."""
+    server.replies["/health"] = body("")
+    assert client.health()
+    server.replies["/health"] = body("", 503)
+    assert not client.health()
+    assert client.models() == ("llm", "lora")
+
+
+def test_completion_says_what_came(server, client):
+    """The request carries key, request id, model and sampling; the answer is read whole."""
+    choice = {"text": "a b", "finish_reason": "length", "token_ids": [5, 6], "prompt_token_ids": [1, 2]}
+    server.replies["/v1/completions"] = body(json.dumps({"choices": [choice], "usage": {"completion_tokens": 2}}))
+    found = client.complete([1, 2], max_tokens=2, temperature=0)
+    assert found == Completion("a b", "length", 2, found.latency_seconds, (5, 6), (1, 2))
+    path, headers, sent = server.seen[-1]
+    assert json.loads(sent) == {"model": "llm", "prompt": [1, 2], "max_tokens": 2, "temperature": 0}
+    assert (path, headers["Authorization"]) == ("/v1/completions", "Bearer k3y")
+    assert headers["X-Request-Id"].startswith("specserve-")
+
+
+def test_chat_keeps_reasoning_and_reads_tokens_beside_the_choices(server, client):
+    """A chat lists its prompt's tokens outside of the choices; thoughts are text too."""
+    message = {"role": "assistant", "reasoning": "hm ", "content": "yes"}
+    answer = {"prompt_token_ids": [9], "choices": [{"message": message, "finish_reason": "stop", "token_ids": [4]}]}
+    server.replies["/v1/chat/completions"] = body(json.dumps(answer))
+    found = client.chat([{"role": "user", "content": "?"}])
+    assert (found.text, found.finish_reason, found.prompt_token_ids, found.token_ids) == ("hm yes", "stop", (9,), (4,))
+    assert found.completion_tokens is None
+
+
+def test_several_prompts_come_back_in_order(server, client):
+    """Choices are sorted by index; a missing one is an error."""
+    choices = [{"index": 1, "text": "b"}, {"index": 0, "text": "a"}]
+    server.replies["/v1/completions"] = body(json.dumps({"choices": choices}))
+    assert [c.text for c in client.complete_each([[1], [2]])] == ["a", "b"]
+    with pytest.raises(EngineRefused, match="2 choices for 3 prompts"):
+        client.complete_each([[1], [2], [3]])
+
+
+def test_stream_times_the_first_text(server):
+    """Chunks without text are dropped, whatever the packets' edges; TTFT is the first text, not the first chunk."""
+    lines = "".join(
+        events(
+            {"choices": [{"delta": {"role": "assistant", "content": ""}}]},
+            {"choices": [{"delta": {"content": "Hé"}}]},
+            {"choices": [{"delta": {"content": "llo"}, "finish_reason": "stop"}]},
+            {"choices": [], "usage": {"completion_tokens": 3}},
+            "[DONE]",
+        )
+    )
+    server.replies["/v1/chat/completions"] = chunks(*(lines[i : i + 7] for i in range(0, len(lines), 7)))
+    ticks = iter(range(1000))
+    client = EngineClient(server.url, model="llm", timeout_seconds=10_000, clock=lambda: float(next(ticks)))
+    found = list(client.stream(messages=[{"role": "user", "content": "hi"}]))
+    assert [c.text for c in found] == ["Hé", "llo", ""]
+    assert (found[-1].finish_reason, found[-1].completion_tokens) == ("stop", 3)
+    assert json.loads(server.seen[-1][2])["stream_options"] == {"include_usage": True}
+    whole = collect(found)
+    assert (whole.text, whole.ttft_seconds, whole.latency_seconds) == ("Héllo", found[0].seconds, found[-1].seconds)
+
+
+def test_tpot_leaves_the_first_token_out():
+    """(latency - TTFT) / (tokens - 1); one token has none."""
+    assert Streamed("ab", "stop", 11, latency_seconds=3.0, ttft_seconds=1.0).tpot_seconds == 0.2
+    assert Streamed("a", "stop", 1, latency_seconds=3.0, ttft_seconds=1.0).tpot_seconds is None
+    assert collect([Chunk("", 2.0, "abort", 0)]).ttft_seconds is None
+
+
+@pytest.mark.parametrize(
+    ("reply", "error", "words"),
+    [
+        (body('{"error": "overloaded"}', 503), EngineRefused, 'answered 503: {"error": "overloaded"}'),
+        (body("", 401), EngineRefused, r"answered 401: \(empty body\)"),
+        (body("<html>"), EngineRefused, "not an answer of the OpenAI API: <html>"),
+        (body("[1]"), EngineRefused, r"not an answer of the OpenAI API: \[1\]"),
+        (body('{"choices": []}'), EngineRefused, "not an answer of the OpenAI API"),
+        (body('{"choices": [3]}'), EngineRefused, "not an answer of the OpenAI API"),
+        (chunks('{"choi', end=False), EngineUnreachable, "no answer"),
+    ],
+)
+def test_bad_answers_are_one_of_two_errors(server, client, reply, error, words):
+    """Whatever comes back, the caller sees a refusal or an unreachable engine, with its address."""
+    server.replies["/v1/completions"] = reply
+    with pytest.raises(error, match=words) as caught:
+        client.complete("x")
+    assert caught.value.problems[0].where == f"{server.url}/v1/completions"
+    assert caught.value.exit_code is ExitCode.ENGINE_LOST
+
+
+@pytest.mark.parametrize(
+    ("pieces", "error", "words"),
+    [
+        (events({"error": {"message": "died"}}), EngineRefused, "died"),
+        (events("not json"), EngineRefused, "not json"),
+        (events({"choices": [{"text": "a"}]}), EngineUnreachable, "the stream ended before it was done"),
+    ],
+)
+def test_broken_streams_are_errors(server, client, pieces, error, words):
+    """A stream that ends without [DONE] has lost its end: that is no short answer."""
+    server.replies["/v1/completions"] = chunks(*pieces)
+    with pytest.raises(error, match=words):
+        list(client.stream("x"))
+
+
+def test_silence_ends_at_the_timeout(server, client):
+    """An engine that accepts and says nothing is unreachable after the timeout."""
+    server.replies["/v1/completions"] = lambda handler, _: server.leave.wait(5) and None
+    with pytest.raises(EngineUnreachable, match=r"no answer within 0.1 s"):
+        client.complete("x", timeout=0.1)
+
+
+def test_dripping_ends_at_the_timeout_too(server, client):
+    """A byte now and then does not extend the deadline of the whole answer."""
+    server.replies["/metrics"] = chunks(*["x"] * 40, pause=0.02)
+    with pytest.raises(EngineUnreachable, match=r"no whole answer within 0.1 s"):
+        client.metrics_text(timeout=0.1)
+
+
+def test_size_is_bounded(server, client):
+    """An endless answer is refused at the bound."""
+    server.replies["/metrics"] = body("a" * 2000)
+    assert len(client.metrics_text(max_bytes=2000)) == 2000
+    with pytest.raises(EngineRefused, match="more than 1999 bytes"):
+        client.metrics_text(max_bytes=1999)
+
+
+def test_nobody_there_is_said_once(client):
+    """A refused connection is one plain sentence, not three wrapped ones."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(EngineUnreachable) as caught:
+        EngineClient(url).health()
+    assert str(caught.value) == f"{url}/health: no answer (ConnectionRefusedError: [Errno 111] Connection refused)"
+
+
+def test_proxies_of_the_environment_are_ignored(server, client, monkeypatch):
+    """The engine is beside us: a proxy that the shell names must not see its traffic."""
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    assert client.models() == ("llm", "lora")
+
+
+def test_threads_share_one_client(server, client):
+    """Eight threads at a time, each with its own connection, all served."""
+    server.replies["/health"] = body("")
+    found: list[bool] = []
+    threads = [threading.Thread(target=lambda: found.extend(client.health() for _ in range(5))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [True] * 40
