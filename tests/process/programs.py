@@ -73,6 +73,11 @@ class Program:
         """``POST /__control`` of the stub."""
         return requests.post(f"{self.url}/__control", json=switches, timeout=5).json()
 
+    def crash(self) -> None:
+        """Let the stub exit with status 1."""
+        with contextlib.suppress(requests.ConnectionError):  # it may be gone before it has answered
+            self.control(crash=1)
+
     def says(self, text: str, seconds: float = 15.0) -> None:
         """Wait for a text in the output."""
         wait_until(lambda: text in self.output or self.process.poll() is not None, seconds, f"{text!r} in the output")

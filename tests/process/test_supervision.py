@@ -85,7 +85,9 @@ def test_another_model_than_configured_is_refused(launch):
 
 def test_crash_after_ready_is_5(launch, records):
     """Lost, with the cause that the log names."""
-    program = launch("--stub-crash-after", 0.3)
+    program = launch()
+    program.says("engine log")
+    program.crash()
     assert program.ends() == 5
     assert "Error: engine: exited with status 1, after it had been ready" in program.output
     assert records() == []
@@ -102,7 +104,10 @@ def test_a_dead_core_under_a_living_server_is_5(launch):
 
 def test_restarts_back_off_and_then_give_up(launch):
     """Two restarts with doubled pauses, ready each time, then exit code 5."""
-    program = launch("--set", "engine.max_restarts=2", "--stub-crash-after", 0.25)
+    program = launch("--set", "engine.max_restarts=2")
+    for times in (1, 2, 3):
+        wait_until(lambda times=times: program.output.count("engine log") == times)
+        program.crash()
     assert program.ends() == 5
     assert "restart 1 of 2 in 0.1 s" in program.output
     assert "restart 2 of 2 in 0.2 s" in program.output
