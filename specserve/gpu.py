@@ -88,7 +88,7 @@ def _selects(entry: str, device: Device) -> bool:
 
 def _device(nvml: Any, index: int) -> Device:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+    total, used, reserved = _memory(nvml, handle)
     try:
         capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle))
     except nvml.NVMLError:
@@ -97,12 +97,22 @@ def _device(nvml: Any, index: int) -> Device:
         index=index,
         uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
         name=_text(nvml.nvmlDeviceGetName(handle)),
-        total_bytes=int(memory.total),
-        used_bytes=int(memory.used),
-        reserved_bytes=int(memory.reserved),
+        total_bytes=total,
+        used_bytes=used,
+        reserved_bytes=reserved,
         compute_capability=capability,
         processes=_processes(nvml, handle),
     )
+
+
+def _memory(nvml: Any, handle: Any) -> tuple[int, int, int]:
+    """Total, used, reserved. Drivers before 510 count their reservation as used and do not tell it apart."""
+    try:
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+    except nvml.NVMLError:
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        return int(memory.total), int(memory.used), 0
+    return int(memory.total), int(memory.used), int(memory.reserved)
 
 
 def _processes(nvml: Any, handle: Any) -> tuple[DeviceProcess, ...]:
