@@ -103,7 +103,7 @@ def traffic(engine: Program, *, clients: int = 4, tokens: int = 50) -> Iterator[
         while not enough.is_set():
             body = {"model": "stub", "prompt": "a b c", "max_tokens": tokens}
             with contextlib.suppress(requests.RequestException):
-                requests.post(f"{engine.url}/v1/completions", json=body, timeout=3)
+                requests.post(f"{engine.url}/v1/completions", json=body, timeout=1)
             time.sleep(0.01)
 
     threads = [threading.Thread(target=client) for _ in range(clients)]
@@ -173,11 +173,11 @@ def test_a_starved_engine_is_named_and_left_alive(stub, sidecar) -> None:
 
 
 def test_a_saturated_engine_is_alive(stub, sidecar) -> None:
-    """Two slots, thirty clients, slow steps, canaries that would time out in the queue: never stalled, always ready."""
+    """Two slots, sixteen clients, slow steps, canaries that would time out in the queue: never stalled, always ready."""
     engine = stub(*SPEC, "--max-num-seqs", 2, "--stub-step", 0.1)
     watcher = sidecar(engine.port)
     watcher.becomes("idle")
-    with traffic(engine, clients=30):
+    with traffic(engine, clients=16):
         watcher.becomes("progressing")
         seen = set()
         end = time.monotonic() + 6 * CANARY
