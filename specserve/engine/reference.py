@@ -62,7 +62,7 @@ class Asker:
         try:
             return self.client.chat(CHAT, max_tokens=TOKENS, timeout=self.left(), **sampling)
         except EngineRefused as error:
-            if error.status not in (400, 404):
+            if error.status == 503:  # full or ending; anything else may be the template
                 raise
         return self.ask_raw(sampling)
 

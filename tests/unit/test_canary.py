@@ -29,6 +29,7 @@ class Formula(ThreadingHTTPServer):
         self.lists_tokens = self.counts = self.drafts = self.scores = self.has_template = True
         self.flat, self.position0, self.drafts_only_forced = 0.1, 0.8, False
         self.garbage: set[str] = set()  # kinds of drafted text that are garbage: greedy, sampled
+        self.refuses_scores = False
         self.near_ties = False  # drafted greedy text takes the second best where the two are nearly equal
         self.fails = False  # a sampled request with top_k kills the engine
         self.in_flight = self.widest = 0
@@ -98,6 +99,8 @@ class Answer(BaseHTTPRequestHandler):
         chat = "messages" in body
         if chat and not server.has_template:
             return self.send(b'{"error": "no chat template"}', 400)
+        if server.refuses_scores and body.get("prompt_logprobs"):
+            return self.send(b'{"error": "Requested prompt logprobs of 1, which is greater than max allowed: 0"}', 400)
         if server.fails and body.get("top_k") and body["max_tokens"] > 1:
             return self.send(b'{"error": "EngineCore encountered an issue"}', 500)
         given = [3, 1, 4] if chat or isinstance(body["prompt"], str) else body["prompt"]
@@ -182,9 +185,10 @@ def test_near_ties_are_no_corruption(engine):
     assert check(engine).verdict == "ok"
 
 
-def test_without_scores_greedy_text_stays_unproven(engine):
-    """Differences that cannot be weighed are said, not guessed at."""
-    engine.near_ties, engine.scores = True, False
+@pytest.mark.parametrize("refuses", [False, True])
+def test_without_scores_greedy_text_stays_unproven(engine, refuses):
+    """Differences that cannot be weighed are said, not guessed at, whether scores are refused or just missing."""
+    engine.near_ties, engine.scores, engine.refuses_scores = True, False, refuses
     found = check(engine)
     assert found.verdict == "unproven"
     assert "no scores to weigh it" in found.reasons[0]
