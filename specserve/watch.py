@@ -100,6 +100,7 @@ class Watch:
         self._seen, self._verdicts = _Seen(clock()), ("", "", "")
         self._canaries = Canaries(self._client, settings, alone=alone, clock=clock)
         self._version: str | None = None
+        self._restarts = 0.0
         self._compared: set[str] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="sidecar", daemon=True)
@@ -181,6 +182,9 @@ class Watch:
         found = scrape(self._client, now=self._clock(), timeout=self._timeout, clock=self._clock)
         now = self._clock()
         observation = self.observer.observe(now, self._wall(), found, context_of(facts))
+        if self._restarts != (restarts := observation.readings["specserve_engine_restarts_total"]):
+            self._restarts = restarts
+            self._canaries.forget()
         observation = replace(observation, readings=observation.readings | self._outside(facts))
         evaluation = self._rules.evaluate(observation.readings, now=now, at=self._wall())
         self._notifier.publish(evaluation.to_send, now=now)

@@ -51,6 +51,10 @@ class Canaries:
         LOG.log(level, "canary %s", outcome.result, extra={"detail": outcome.detail, "seconds": outcome.seconds})
         return outcome, looked
 
+    def forget(self) -> None:
+        """The engine is another one: what was found about the one before says nothing."""
+        self._result = None
+
     def facts(self) -> dict[str, Any]:
         """``canary`` (JSON of the start-up canary) and ``blocked`` (why readiness is withheld), where known."""
         if self._looking:
