@@ -68,13 +68,14 @@ class Asker:
 
     def ask_raw(self, sampling: Mapping[str, Any]) -> Completion:
         """The repetitive text; a short one where the model's context has no room for it."""
-        try:
-            return self.ask(self._raw, sampling)
-        except EngineRefused as error:
-            if error.status != 400 or self._raw == SHORT:
-                raise
-        self._raw = SHORT
-        return self.ask(self._raw, sampling, tokens=TOKENS // 2)
+        if self._raw == RAW:
+            try:
+                return self.ask(RAW, sampling)
+            except EngineRefused as error:
+                if error.status != 400:
+                    raise
+            self._raw = SHORT
+        return self.ask(SHORT, sampling, tokens=TOKENS // 2)
 
     def ask(self, prompt: Prompt, sampling: Mapping[str, Any], *, tokens: int = TOKENS, **extra: Any) -> Completion:
         """One text."""

@@ -29,7 +29,7 @@ class Formula(ThreadingHTTPServer):
         self.lists_tokens = self.counts = self.drafts = self.scores = self.has_template = True
         self.flat, self.position0, self.drafts_only_forced = 0.1, 0.8, False
         self.garbage: set[str] = set()  # kinds of drafted text that are garbage: greedy, sampled
-        self.refuses_scores = False
+        self.refuses_scores = self.short_context = False
         self.near_ties = False  # drafted greedy text takes the second best where the two are nearly equal
         self.fails = False  # a sampled request with top_k kills the engine
         self.in_flight = self.widest = 0
@@ -99,6 +99,8 @@ class Answer(BaseHTTPRequestHandler):
         chat = "messages" in body
         if chat and not server.has_template:
             return self.send(b'{"error": "no chat template"}', 400)
+        if server.short_context and isinstance(body.get("prompt"), str) and len(body["prompt"]) > 50:
+            return self.send(b'{"error": "maximum context length"}', 400)
         if server.refuses_scores and body.get("prompt_logprobs"):
             return self.send(b'{"error": "Requested prompt logprobs of 1, which is greater than max allowed: 0"}', 400)
         if server.fails and body.get("top_k") and body["max_tokens"] > 1:
@@ -255,6 +257,14 @@ def test_engine_that_lists_no_tokens_is_judged_by_signs(engine):
     found = check(engine)
     assert found.verdict == "corrupt"
     assert found.reasons[0] == "acceptance at position 0 falls from 80.0 % in greedy text to 0.0 % in sampled text"
+
+
+def test_short_context_gets_a_short_text(engine):
+    """A model whose context has no room for the text is asked to continue a shorter one."""
+    engine.has_template, engine.short_context = False, True
+    found = check(engine, settings(server={"max_concurrent_requests": 1}))
+    assert found.reasons == ()
+    assert (found.verdict, found.drafts) == ("ok", 16)
 
 
 def test_one_request_at_a_time_is_respected(engine):
