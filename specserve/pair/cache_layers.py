@@ -85,7 +85,7 @@ def _layers(config: Config, side: _Side) -> CacheModel:
     if config.get("use_cla") and isinstance(factor := config.get("cla_share_factor"), int) and factor > 1:
         layers = layers[::factor]
     if config.get("compress_ratios"):
-        assumed.append("KV cache: compressed attention is counted as if each layer kept every token")
+        assumed.append("KV cache: compressed attention is not known here, counted as if each layer kept every token")
     return CacheModel(tuple(layers), tuple(dict.fromkeys(assumed)))
 
 
@@ -101,7 +101,7 @@ def _one_layer(kind: str, config: Config, side: _Side, assumed: list[str]) -> li
         return _full_attention(config, side)
     state = state_bytes(config, side.shape, side.tp)
     if state is None:
-        assumed.append(f"state of '{kind}' layers: unknown layout, counted as one full-attention layer")
+        assumed.append(f"KV cache: the state of '{kind}' layers is not known here, counted as full attention")
         return _full_attention(config, side)
     layer = CacheLayer("state", state_bytes=state)
     return [layer, *_full_attention(config, side)] if kind == "state+full" else [layer]
@@ -264,6 +264,8 @@ def state_bytes(config: Config, shape: Shape, tp: int) -> int | None:
     ssm = DTYPE_BYTES.get(shape.state_dtypes[1]) or DTYPE_BYTES.get(
         str(config.get("mamba_ssm_dtype") or config.get("mamba_ssm_cache_dtype"))
     )
+    if ssm is None and shape.backend == "cpu":
+        ssm = 4  # the accelerated kernels of the CPU backend keep float32 states
     spec = shape.num_speculative_tokens
     if heads := first_int(config, "linear_num_value_heads"):  # gated delta net
         keys, key_dim = int(config["linear_num_key_heads"]), int(config["linear_key_head_dim"])

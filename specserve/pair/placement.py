@@ -135,6 +135,8 @@ def _share(name: str, shape: tuple[int, ...], split: Split) -> Fraction:
         return Fraction(1)
     _, leaf = _module(name)
     attribute = name.rsplit(".", 1)[-1]
+    if leaf in {"embed_tokens", "lm_head", "head"}:  # an MTP module's own copies
+        return _vocabulary_share(shape, split.tp)
     if leaf in {"k_proj", "v_proj"} and split.kv_heads:
         return Fraction(max(1, split.kv_heads // split.tp), split.kv_heads)
     if leaf in _COLUMN or (leaf == "" and attribute in _COLUMN) or attribute in _COLUMN:

@@ -202,7 +202,7 @@ def resolve(
         and settings.method not in _WITHOUT_ASYNC,
         method=settings.method,
         num_speculative_tokens=settings.speculative_decoding.num_speculative_tokens if settings.method else 0,
-        draft_tp=(draft.tensor_parallel_size if draft else None) or model.tensor_parallel_size,
+        draft_tp=_draft_tp(settings, accounting),
         quantization=model.quantization, weight_format=weight_format(target.config),
         layer_split=_partition(settings.engine.env.get("VLLM_PP_LAYER_PARTITION")),
         kv_cache_bytes=_given_cache(settings, extra, backend),
@@ -284,6 +284,14 @@ def effective_kv_dtype(setting: str, config: Mapping[str, Any]) -> str:
     if isinstance(scheme, Mapping) and scheme.get("num_bits") == 8:
         return "fp8"
     return "fp8" if str(quantization.get("kv_cache_quant_algo", "")).upper() == "FP8" else setting
+
+
+def _draft_tp(settings: Settings, accounting: Accounting) -> int:
+    """TP of the draft: only heads, and drafts on the first engine, can lie whole on every GPU."""
+    target, draft = settings.models.target_model.tensor_parallel_size, settings.models.draft_model
+    if draft is None or (settings.method == "draft_model" and not accounting.v0):
+        return target
+    return draft.tensor_parallel_size or target
 
 
 def weight_format(config: Mapping[str, Any]) -> str | None:

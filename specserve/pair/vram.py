@@ -94,8 +94,13 @@ def plan(
         late_bytes=max(s.overhead.unprofiled_logits for s in built),
         terms=terms.of_stage(fullest, shape, weighed.sources, max(g.used for g in gpus), calibration),
         confidence=_confidence(weighed.assumed, calibration), assumed=weighed.assumed, gpu_name=gpus[0].name,
-        gpus_found=found, refusal=_refusal(target, planned, built, shape, found),
+        gpus_found=found,
+        refusal=_refusal(target, planned, built, shape, found=found, certain=not _assumes_cache(weighed.assumed)),
     )  # fmt: skip
+
+
+def _assumes_cache(notes: Sequence[str]) -> bool:
+    return any("KV cache:" in note for note in notes)
 
 
 def _confidence(assumed: Sequence[str], calibration: Calibration | None) -> Confidence:
@@ -239,37 +244,38 @@ def _capacity(gpus: Sequence[GpuPlan], built: Sequence[Stage], length: int) -> C
 
 
 def _refusal(
-    target: ModelFacts, gpus: Sequence[GpuPlan], built: Sequence[Stage], shape: shapes.Shape, found: int | None
-) -> Refusal | None:
-    """Why the engine would not start; None when it would."""
+    target: ModelFacts, gpus: Sequence[GpuPlan], built: Sequence[Stage], shape: shapes.Shape, *, found: int | None,
+    certain: bool,
+) -> Refusal | None:  # fmt: skip
+    """Why the engine would not start; None when it would. An assumed KV cache (not ``certain``) refuses nobody."""
     if found is not None and found < shape.gpus:
         return "gpu-count"
     if _indivisible(target, shape):
         return "split"
-    verdicts = [_gpu_refusal(gpu, built[gpu.stage], shape) for gpu in gpus]
+    verdicts = [_gpu_refusal(gpu, built[gpu.stage], shape, certain=certain) for gpu in gpus]
     return next((v for v in verdicts if v is not None), None)
 
 
-def _gpu_refusal(gpu: GpuPlan, stage: Stage, shape: shapes.Shape) -> Refusal | None:
+def _gpu_refusal(gpu: GpuPlan, stage: Stage, shape: shapes.Shape, *, certain: bool) -> Refusal | None:
     if gpu.total_bytes is None or gpu.budget_bytes is None:
         return None
     if shape.backend == "cpu":
         held = gpu.fixed_bytes + (gpu.kv_cache_bytes or 0)
-        return "memory" if held > gpu.total_bytes or not _holds_one(gpu, stage, shape) else None
+        return "memory" if held > gpu.total_bytes or not _holds_one(gpu, stage, shape, certain=certain) else None
     outside = gpu.total_bytes - gpu.budget_bytes - gpu.other_bytes
     if gpu.total_bytes - gpu.other_bytes < gpu.total_bytes * shape.utilization:
         return "other-processes"
-    if not _holds_one(gpu, stage, shape):
+    if not _holds_one(gpu, stage, shape, certain=certain):
         return "memory"
     if shape.accounting.v0 and _first_engine_draft(gpu, stage.cache) > outside:
         return "memory"
     return "headroom" if outside < stage.overhead.collectives + _LEAST_OUTSIDE else None
 
 
-def _holds_one(gpu: GpuPlan, stage: Stage, shape: shapes.Shape) -> bool:
+def _holds_one(gpu: GpuPlan, stage: Stage, shape: shapes.Shape, *, certain: bool) -> bool:
     """Whether one request of max_model_len fits; one block of the pool is never given out."""
     cache = stage.cache
-    if not cache.groups:
+    if not cache.groups or not certain:
         return (gpu.budget_bytes or 0) >= gpu.fixed_bytes
     return cache.request_blocks(shape.max_model_len) <= cache.blocks(gpu.kv_cache_bytes or 0) - 1
 

@@ -182,7 +182,7 @@ def test_unknown_layers_are_counted_and_named() -> None:
     """A layer of a kind nobody knows counts as full attention, and the plan says so."""
     model = cache_layers.of_target({**LLAMA, "layer_types": ["full_attention", "hyena"]}, shape(LLAMA))
     assert len(model.layers) == 32
-    assert model.assumed == ("state of 'hyena' layers: unknown layout, counted as one full-attention layer",)
+    assert model.assumed == ("KV cache: the state of 'hyena' layers is not known here, counted as full attention",)
 
 
 @given(layers=st.integers(1, 100), heads=st.integers(1, 64), length=st.integers(1, 100_000), pool=st.integers(0, 2**36))

@@ -131,13 +131,17 @@ def test_the_draft_is_counted() -> None:
     )
 
 
-def test_the_draft_is_repeated_or_shared() -> None:
-    """A draft with TP 1 beside a target with TP 2 lies whole on each GPU."""
-    shared = plan(H100, models={"tensor_parallel_size": 2}).gpus[0].draft_weights_bytes
-    body = {"models": {"target_model": {"path": "t", "tensor_parallel_size": 2},
-                       "draft_model": {"path": "d", "tensor_parallel_size": 1}}, "hardware": H100}  # fmt: skip
-    made = vram.plan(Settings.model_validate(body), ModelFacts("t", QWEN3_8B), ModelFacts("d", QWEN3_0_6B))
-    assert made.gpus[1].draft_weights_bytes == pytest.approx(2 * shared, rel=0.02)
+@pytest.mark.parametrize(("method", "copies"), [("eagle3", 2), ("draft_model", 1)])
+def test_the_draft_is_repeated_or_shared(method: str, copies: int) -> None:
+    """A head with TP 1 beside a target with TP 2 lies whole on each GPU; a draft model always has the target's TP."""
+    models: dict[str, Any] = {"target_model": {"path": "t", "tensor_parallel_size": 2}, "draft_model": {"path": "d"}}
+    found = []
+    for tp in (None, 1):
+        models["draft_model"]["tensor_parallel_size"] = tp
+        body = {"models": models, "hardware": H100, "speculative_decoding": {"method": method}}
+        made = vram.plan(Settings.model_validate(body), ModelFacts("t", QWEN3_8B), ModelFacts("d", QWEN3_0_6B))
+        found.append(made.gpus[1].draft_weights_bytes)
+    assert found[1] == pytest.approx(copies * found[0], rel=0.02)
 
 
 def test_online_quantization_does_not_touch_the_draft() -> None:
@@ -239,6 +243,14 @@ def test_an_unknown_architecture_is_planned_with_what_is_known() -> None:
     assert made.confidence == "assumed"
     assert len(made.assumed) == 2
     assert [f.code for f in made.findings() if f.severity == "info"].count("vram-assumed") == 2
+
+
+def test_an_assumed_kv_cache_refuses_nobody() -> None:
+    """Layers of an unknown kind may cost less than was assumed: only the known terms refuse."""
+    odd = {**QWEN3_8B, "layer_types": ["hyena"]}
+    alone: dict[str, Any] = {"draft": False, "speculation": {"enabled": False}}
+    assert plan(RTX_4090, target=odd, engine={"max_model_len": 40960}, **alone).fits
+    assert plan({"gpu_name": "NVIDIA T4"}, target=odd, **alone).fits is False
 
 
 def test_the_cpu_backend_reports_ram() -> None:
