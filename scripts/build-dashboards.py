@@ -336,7 +336,7 @@ CAPACITY = (
               "Tokens per second / GPUs in use.",
               TOKENS_PER_SECOND, [(f"{total('generation_tokens')} / count({m('gpu_info')})", "tokens/s")]),
         Panel("Power",
-              "Power drawn by all GPUs.",
+              "Power drawn by all GPUs of these replicas.",
               "watt", [(f"sum({m('gpu_power_watts')})", "power")]),
         Panel("Output tokens per joule",
               "Output tokens per second / power: what the energy buys.",
