@@ -10,10 +10,14 @@ from typing import Any
 
 import pytest
 
+from specserve.config.load import load
 from specserve.config.schema import Settings
+from specserve.engine import logs
 from specserve.engine.introspect import installed
-from specserve.pair import vram
+from specserve.pair import calibration, vram
 from specserve.pair.facts import ModelFacts
+from specserve.planning import Planning
+from tests.engine.conftest import ROOT, Launched
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -167,3 +171,20 @@ def test_kv_tokens_are_what_the_engine_makes(name: str, results: dict[str, tuple
     assert "error" not in engine, engine["error"]
     assert plan.capacity.kv_cache_tokens == engine["tokens"]
     assert plan.capacity.requests == pytest.approx(engine["concurrency"], rel=1e-9)
+
+
+PRINTED = ["tiny-pair.yaml", "tiny-pair.yaml speculative_decoding.enabled=false", "quickstart.yaml"]
+
+
+@pytest.mark.parametrize("engine_server", PRINTED, indirect=True)
+def test_a_served_config_prints_what_was_planned(engine_server: Launched) -> None:
+    """Launched for real: tokens and requests of the log are those of `specserve plan`, and reconciling is silent."""
+    name, *overrides = engine_server.spec.split()
+    loaded = load(ROOT / "configs" / name, environ={}, overrides=overrides)
+    plan = Planning.of(loaded, environ={}).plan()
+    said = logs.read_report(engine_server.engine_log_path.read_text(errors="replace").splitlines())
+    assert said.kv_cache_tokens == plan.capacity.kv_cache_tokens
+    assert said.max_concurrency == pytest.approx(plan.capacity.requests, abs=0.005)
+    found = calibration.reconcile(plan.as_dict(), said)
+    assert found.warning is None
+    assert {c.name for c in found.comparisons} >= {"kv_cache_tokens", "max_concurrency"}
