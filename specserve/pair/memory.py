@@ -98,6 +98,8 @@ class Plan:
     terms: tuple[Term, ...]
     confidence: Confidence
     assumed: tuple[str, ...]
+    draft_format: str | None
+    """How the draft's weights are stored; None without a draft of its own."""
     gpu_name: str | None
     gpus_found: int | None
     """None when none is known."""

@@ -63,7 +63,13 @@ def rows(plan: Plan, gpu: GpuPlan) -> tuple[tuple[str, ...], ...]:
     show = gib if plan.backend == "gpu" else size
     lines: list[tuple[str, ...]] = [("target weights", show(gpu.target_weights_bytes), _dtype(plan))]
     if plan.method:
-        lines.append(("draft weights", show(gpu.draft_weights_bytes), plan.method))
+        lines.append(
+            (
+                "draft weights",
+                show(gpu.draft_weights_bytes),
+                ", ".join(d for d in (plan.method, plan.draft_format) if d),
+            )
+        )
     one = f"1 sequence of {plan.max_model_len} tokens, {size(plan.kv_bytes_per_token)} per token"
     lines.append(("KV cache", show(plan.request_bytes), one))
     if plan.backend == "gpu":

@@ -124,6 +124,8 @@ class Shape:
     method: str | None
     num_speculative_tokens: int
     draft_tp: int
+    keeps_draft_probabilities: bool
+    """draft_sample_method probabilistic: the draft's distributions are kept until they are verified."""
     quantization: str | None
     """Online quantization of the target's weights; None keeps the checkpoint's."""
     weight_format: str | None
@@ -203,6 +205,7 @@ def resolve(
         method=settings.method,
         num_speculative_tokens=settings.speculative_decoding.num_speculative_tokens if settings.method else 0,
         draft_tp=_draft_tp(settings, accounting),
+        keeps_draft_probabilities=settings.speculative_decoding.draft_sample_method == "probabilistic",
         quantization=model.quantization, weight_format=weight_format(target.config),
         layer_split=_partition(settings.engine.env.get("VLLM_PP_LAYER_PARTITION")),
         kv_cache_bytes=_given_cache(settings, extra, backend),

@@ -94,9 +94,15 @@ def plan(
         late_bytes=max(s.overhead.unprofiled_logits for s in built),
         terms=terms.of_stage(fullest, shape, weighed.sources, max(g.used for g in gpus), calibration),
         confidence=_confidence(weighed.assumed, calibration), assumed=weighed.assumed, gpu_name=gpus[0].name,
-        gpus_found=found,
+        draft_format=_draft_format(draft, shape), gpus_found=found,
         refusal=_refusal(target, planned, built, shape, found=found, certain=not _assumes_cache(weighed.assumed)),
     )  # fmt: skip
+
+
+def _draft_format(draft: ModelFacts | None, shape: shapes.Shape) -> str | None:
+    if draft is None or not shape.drafts_with_a_model:
+        return None
+    return shapes.weight_format(draft.config) or ("float32" if shape.dtype_bytes == 4 else "16 bits")
 
 
 def _assumes_cache(notes: Sequence[str]) -> bool:

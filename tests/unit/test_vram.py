@@ -217,6 +217,20 @@ def test_draft_logits_that_no_profiling_sees_are_named() -> None:
     assert not [f for f in small.findings() if f.code == "logits-buffer-large"]
 
 
+def test_kept_draft_distributions_count_too() -> None:
+    """Probabilistic drafting keeps the draft's logits beside the target's: twice the memory."""
+    greedy, sampled = plan(H100), plan(H100, speculation={"draft_sample_method": "probabilistic"})
+    assert sampled.late_bytes == 2 * greedy.late_bytes
+
+
+def test_the_table_names_both_formats() -> None:
+    """A quantized target beside a 16-bit draft: each with its own format."""
+    quantized = {**QWEN3_8B, "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}}
+    lines = vram_text.render(plan(H100, target=quantized)).splitlines()
+    assert lines[1].endswith("awq")
+    assert lines[2].endswith("draft_model, 16 bits")
+
+
 def test_a_share_above_0_92_with_a_draft_is_tight() -> None:
     """The draft allocates outside the budget, so a high utilization is warned about, with a number to set."""
     warning = only(plan(H100, engine={"gpu_memory_utilization": 0.95}).findings(), "memory-tight")
