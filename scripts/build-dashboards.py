@@ -169,7 +169,7 @@ OVERVIEW = (
                (f"min({m('gpu_temperature_limit_celsius')})", "limit")],
               width=6),
         Panel("GPU throttled",
-              "1 while clocks are held down, by reason.",
+              "Shows 1 while clocks are held down, by reason.",
               COUNT,
               [(f"max by (instance, gpu, reason) ({m('gpu_throttled')})", "{{instance}} GPU {{gpu}} {{reason}}")],
               width=6, highest=1),

@@ -260,7 +260,7 @@ def settle(found: Live, engines: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("expression", QUERIES)
 def test_queries_answer(live: Live, expression: str) -> None:
-    """Each query has an answer where all families exist; on real sidecars, all but those that need more than traffic."""
+    """Each query has an answer where all families exist; on real sidecars, all but those that need more."""
     speedup = "specserve_speculation_configured" in expression
     assert speedup or live.answer(expression, "all")
     names = {family_of(s.name).removeprefix("specserve_") for s in selectors(promql_parser.parse(filled(expression)))}
