@@ -224,11 +224,9 @@ class _Canary:
 
 
 def _between(before: EngineSnapshot | None, after: EngineSnapshot | None) -> _Counted:
+    """Counters that are missing where others are there: the engine was started without speculation."""
     if before is None or after is None:
         return _Counted(None, None)
-    old, new = before.total("drafts"), after.total("drafts")
-    at_0 = [s.accepted_per_position[0] for s in (before, after) if s.accepted_per_position]
-    return _Counted(
-        None if old is None or new is None else new - old,
-        at_0[1] - at_0[0] if len(at_0) == 2 else None,
-    )
+    drafts = (after.total("drafts") or 0) - (before.total("drafts") or 0)
+    at_0 = [s.accepted_per_position[0] if s.accepted_per_position else None for s in (before, after)]
+    return _Counted(drafts, None if at_0[0] is None or at_0[1] is None else at_0[1] - at_0[0])

@@ -242,11 +242,18 @@ def test_target_alone(engine):
     assert (found.verdict, found.drafts, found.compared_tokens) == ("ok", None, 0)
 
 
-def test_engine_without_counters_or_template(engine):
-    """No chat template: the raw text is used. No counters: acceptance is unknown, not 0."""
-    engine.counts = engine.has_template = False
-    found = check(engine)
-    assert (found.verdict, found.position0_acceptance, found.drafts) == ("ok", None, None)
+def test_engine_without_template(engine):
+    """No chat template: the raw text is used."""
+    engine.has_template = False
+    assert check(engine).verdict == "ok"
+
+
+@pytest.mark.parametrize("method", ["draft_model", "ngram"])
+def test_engine_without_counters_does_not_speculate(engine, method):
+    """vLLM has the counters from its start: where they are missing, the model is served alone, as nobody asked."""
+    engine.counts = False
+    found = check(engine, settings(method))
+    assert (found.verdict, found.position0_acceptance, found.drafts) == ("inactive", None, 0)
 
 
 def test_engine_that_lists_no_tokens_is_judged_by_signs(engine):
