@@ -98,6 +98,10 @@ PAIR_CODES: Mapping[str, tuple[str, str]] = {
     "layers-missing": ("Layers that the config names have no tensors.", "Finish the download."),
     "tp-divisible": ("Heads or intermediate size cannot be shared by so many GPUs.", "Set the number in the fix."),
     "quantization-mismatch": ("quantization contradicts the checkpoint.", "Remove the key."),
+    "model-type-unknown": (
+        "Neither the installed vLLM nor Transformers knows the model_type.",
+        "Install a newer vLLM.",
+    ),
     "remote-code": (
         "A checkpoint needs its own Python code. One switch allows it for both models.",
         "Read the code, pin both revisions, set trust_remote_code: true.",

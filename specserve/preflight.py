@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specserve.codes import CODES, is_known
@@ -22,6 +20,7 @@ from specserve.pair.facts import CheckpointRefused, ModelFacts
 
 if TYPE_CHECKING:
     from specserve.config.load import Loaded
+    from specserve.engine.introspect import EngineFacts, Installed
 
 _ORDER = {"error": 0, "warning": 1, "info": 2}
 _TARGET, _DRAFT = "models.target_model", "models.draft_model"
@@ -79,15 +78,21 @@ def run(
 
     Raises ConfigError for an unknown code in ``skip``.
     """
+    from specserve.engine import support
+
     _require_known(skip)
     settings = loaded.settings
     target, findings = read(settings, "target_model")
     draft, more = read(settings, "draft_model") if settings.uses_draft_model else (None, [])
     findings += more
-    verdict = pair_findings(settings, target, draft, progress=progress)
-    findings += verdict.findings
+    installed, engine, unasked = _ask_engine(environ or {})
+    types = engine.model_types or None if engine is not None else None
+    verdict = pair_findings(settings, target, draft, known_types=types, progress=progress)
+    findings += [*verdict.findings, *unasked]
+    findings += support.findings(
+        settings, target, draft, installed, engine, environ=environ, shm_bytes=_shm_bytes()
+    )  # fmt: skip
     vram = None
-    findings += _engine(settings, target, draft, environ or {})
     if target is not None and (draft is not None or not settings.uses_draft_model):
         more, vram = _memory(loaded, target, draft, environ or {})
         findings += more
@@ -134,16 +139,15 @@ def pair_findings(
     target: ModelFacts | None,
     draft: ModelFacts | None,
     *,
+    known_types: Collection[str] | None = None,
     progress: integrity.Progress = lambda _name, _n: None,
 ) -> vocabulary.Verdict:
     """Every finding that the checkpoints alone decide. Works with what is there: one unreadable model hides nothing."""
     found: list[Finding] = []
-    models = [f for f in (target, draft) if f is not None]
-    native = native_types() if any("auto_map" in f.config for f in models) else None
     for facts, key in ((target, "target_model"), (draft, "draft_model")):
         if facts is not None:
             is_head = key == "draft_model" and heads.kind_of(facts) not in (None, "draft_model")
-            found += consistency.check(_role(settings, facts, key, is_head=is_head), native)
+            found += consistency.check(_role(settings, facts, key, is_head=is_head), known_types)
             found += match.float16_refused(settings, facts, f"models.{key}.path")
             found += integrity.check(facts, _expected(settings, key), f"models.{key}", progress)
     if target is not None:
@@ -200,34 +204,15 @@ def _expected(settings: Settings, key: str) -> str | dict[str, str] | None:
     return model.sha256 if model is not None else None
 
 
-def native_types() -> frozenset[str] | None:
-    """Model types that need no code of their own: one folder each in transformers, one module each in vLLM.
+def _ask_engine(environ: Mapping[str, str]) -> tuple[Installed | None, EngineFacts | None, list[Finding]]:
+    """The installed vLLM and its answers, from the cache where they are known."""
+    from specserve.engine import introspect
 
-    Nothing is imported. None where transformers is not installed beside us.
-    """
-    found: set[str] = set()
-    for package, below in (("transformers", "models"), ("vllm", "transformers_utils/configs")):
-        spec = importlib.util.find_spec(package)
-        if spec is not None and spec.submodule_search_locations:
-            folder = Path(spec.submodule_search_locations[0], below)
-            found |= {e.name.removesuffix(".py") for e in os.scandir(folder)} if folder.is_dir() else set()
-    return frozenset(found) or None
-
-
-def _engine(
-    settings: Settings, target: ModelFacts | None, draft: ModelFacts | None, environ: Mapping[str, str]
-) -> list[Finding]:
-    """What the installed vLLM says; nothing where none is installed."""
-    from specserve.engine import introspect, support
-
-    installed, found, engine = introspect.installed(), [], None
-    if installed is not None:
-        answer = introspect.describe(installed, environ=environ)
-        if isinstance(answer, Finding):
-            found.append(answer)
-        else:
-            engine = answer
-    return found + support.findings(settings, target, draft, installed, engine, environ=environ, shm_bytes=_shm_bytes())
+    installed = introspect.installed()
+    if installed is None:
+        return None, None, []
+    answer = introspect.describe(installed, environ=environ)
+    return (installed, None, [answer]) if isinstance(answer, Finding) else (installed, answer, [])
 
 
 def _shm_bytes() -> int | None:

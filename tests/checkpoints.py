@@ -229,13 +229,14 @@ def dflash(*, hidden_size: int = 64, vocab_size: int = 320, block_size: int = 8,
     return head
 
 
-def mimo(*, modules: int = 1, with_weights: bool = True, **config: Any) -> Checkpoint:
-    """A target that carries ``modules`` MTP modules (MiMo's layout)."""
-    model = llama(architectures=["MiMoForCausalLM"], model_type="mimo", num_nextn_predict_layers=modules, **config)
-    model.config["attention_bias"] = False
+def with_mtp(*, modules: int = 1, with_weights: bool = True, **config: Any) -> Checkpoint:
+    """A target that carries MTP modules as layers behind its own (GLM-4's layout)."""
+    model = llama(
+        architectures=["Glm4MoeForCausalLM"], model_type="glm4_moe", num_nextn_predict_layers=modules, **config
+    )
     for i in range(modules if with_weights else 0):
-        model.tensors |= layer(f"model.mtp_layers.{i}.", 64, 64, 32, 128, "BF16")
-        model.tensors[f"model.mtp_layers.{i}.input_proj.weight"] = ("BF16", (64, 128))
+        model.tensors |= layer(f"model.layers.{8 + i}.", 64, 64, 32, 128, "BF16")
+        model.tensors[f"model.layers.{8 + i}.eh_proj.weight"] = ("BF16", (64, 128))
     return model
 
 

@@ -140,7 +140,8 @@ def _gguf(folder: Path) -> None:
 DRAFT = small_llama()
 WIDE = llama(hidden_size=128, heads=8, layers=8)
 Q4 = {"quant_method": "gptq", "bits": 4}
-CODE = {"AutoModelForCausalLM": "modeling.Model"}
+CODE = {"AutoConfig": "configuration_my.MyConfig"}
+MY_CODE = b"from transformers import LlamaConfig\n\n\nclass MyConfig(LlamaConfig):\n    model_type = 'my-llama'\n"
 
 
 def reading() -> Iterator[Pair]:
@@ -151,7 +152,7 @@ def reading() -> Iterator[Pair]:
     yield Pair("no-config", DRAFT, after=_remove("target/config.json"), expect=says("config-missing"))
     yield Pair("only-config-and-weights", DRAFT, near="config-missing", after=_remove("draft/tokenizer_config.json"))
     yield Pair("heads-in-words", small_llama(num_attention_heads="two"), expect=says("config-invalid"))
-    yield Pair("heads-per-layer", small_llama(num_key_value_heads=[2, 2]), near="config-invalid")
+    yield Pair("heads-per-layer", small_llama(num_key_value_heads=2), near="config-invalid")
     yield Pair("truncated", DRAFT, after=_truncate("target/model.safetensors", 1), expect=says("checkpoint-corrupt"))
     yield Pair("rewritten", DRAFT, after=_truncate("target/model.safetensors", 0), near="checkpoint-corrupt")
     yield Pair("config-not-json", DRAFT, after=_file("target/config.json", b"{"), expect=says("checkpoint-corrupt"))
@@ -326,18 +327,24 @@ def other_heads() -> Iterator[Pair]:
     at_once = {"speculative_decoding.parallel_drafting": True}
     yield Pair("parallel", DRAFT, settings=at_once, expect=says("mask-token-missing"))
     yield Pair("parallel-with-mask", DRAFT.having(pard_token=319), settings=at_once, near="mask-token-missing")
-    yield Pair("mtp", None, make.mimo(), method="mtp", k=1, near="mtp-modules-missing")
-    yield Pair("mtp-reused", None, make.mimo(), method="mtp", k=2, expect=says("mtp-module-reuse"))
+    yield Pair("mtp", None, make.with_mtp(), method="mtp", k=1, near="mtp-modules-missing")
+    yield Pair("mtp-reused", None, make.with_mtp(), method="mtp", k=2, expect=says("mtp-module-reuse"))
     yield Pair("mtp-plain-target", None, llama(), method="mtp", k=1, expect=says("mtp-modules-missing"))
     yield Pair(
-        "mtp-dropped", None, make.mimo(with_weights=False), method="mtp", k=1, expect=says("mtp-weights-missing")
+        "mtp-dropped", None, make.with_mtp(with_weights=False), method="mtp", k=1, expect=says("mtp-weights-missing")
     )
-    yield Pair("mtp-kept", None, make.mimo(modules=2), method="mtp", k=2, near="mtp-weights-missing")
-    yield Pair("mtp-odd", None, make.mimo(modules=2), method="mtp", k=3, expect=says("mtp-multiple"))
+    yield Pair("mtp-kept", None, make.with_mtp(modules=2), method="mtp", k=2, near="mtp-weights-missing")
+    yield Pair("mtp-odd", None, make.with_mtp(modules=2), method="mtp", k=3, expect=says("mtp-multiple"))
     yield Pair(
-        "mtp-even", None, make.mimo(modules=2), method="mtp", k=4, near="mtp-multiple", expect=says("mtp-module-reuse")
+        "mtp-even",
+        None,
+        make.with_mtp(modules=2),
+        method="mtp",
+        k=4,
+        near="mtp-multiple",
+        expect=says("mtp-module-reuse"),
     )
-    yield Pair("mtp-once", None, make.mimo(modules=2), method="mtp", k=2, near="mtp-module-reuse")
+    yield Pair("mtp-once", None, make.with_mtp(modules=2), method="mtp", k=2, near="mtp-module-reuse")
     yield Pair("ngram", None, method="ngram", near="mtp-modules-missing")
 
 
@@ -362,10 +369,15 @@ def shapes() -> Iterator[Pair]:
     yield Pair("quantization", DRAFT.having(quantization_config=Q4), settings=q, expect=says("quantization-mismatch"))
     q = {"models.draft_model.quantization": "gptq_marlin"}
     yield Pair("quantization-kernel", DRAFT.having(quantization_config=Q4), settings=q, near="quantization-mismatch")
-    custom = DRAFT.having(auto_map=CODE, model_type="my-llama")
+    trust = {"models.target_model.trust_remote_code": True}
+    bare = DRAFT.having(auto_map=CODE, model_type="my-llama")
+    custom = edited(bare, files={"configuration_my.py": MY_CODE})
     yield Pair("own-code", custom, expect=says("remote-code"))
-    yield Pair("own-code-trusted", custom, settings={"models.target_model.trust_remote_code": True}, near="remote-code")
+    yield Pair("own-code-trusted", custom, settings=trust, near="remote-code")
+    yield Pair("own-code-absent", bare, settings=trust, expect=says("remote-code"))
     yield Pair("needless-code", DRAFT.having(auto_map=CODE), near="remote-code")
+    yield Pair("unknown-type", DRAFT.having(model_type="my-llama"), expect=says("model-type-unknown"))
+    yield Pair("known-type", DRAFT.having(model_type="llama"), near="model-type-unknown")
     yield Pair("itself", DRAFT, after=_copy_target, expect=says("draft-is-target"))
     yield Pair("same-shape", llama(torch_dtype="float32"), near="draft-is-target", expect=says("size-ratio"))
     yield Pair(

@@ -94,6 +94,8 @@ class EngineFacts:
     """``model_type`` or architecture of a target -> the MTP model type vLLM turns it into."""
     architectures: frozenset[str] = frozenset()
     transformers_architectures: frozenset[str] = frozenset()
+    model_types: frozenset[str] = frozenset()
+    """Every ``model_type`` that can be parsed without code from the checkpoint."""
     """Classes of the Transformers library, through which vLLM can run what it has no class for."""
     environment_names: frozenset[str] = frozenset()
     platform: str | None = None
@@ -221,6 +223,7 @@ def parse(of: Installed, answers: Mapping[str, Any]) -> EngineFacts:
         mtp_sources=dict(answers.get("mtp_sources", {})),
         architectures=frozenset(answers.get("architectures", ())),
         transformers_architectures=frozenset(answers.get("transformers_architectures", ())),
+        model_types=frozenset(answers.get("model_types", ())),
         environment_names=frozenset(answers.get("environment_names", ())),
         platform=answers.get("platform"),
         has_triton=answers.get("has_triton"),

@@ -116,6 +116,14 @@ def mtp_sources() -> dict[str, str]:
     return out
 
 
+def model_types() -> list[str]:
+    """``model_type`` of every config.json that can be parsed without code of its own."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from vllm.transformers_utils.config import _CONFIG_REGISTRY
+
+    return sorted({*CONFIG_MAPPING.keys(), *_CONFIG_REGISTRY})
+
+
 def architectures() -> list[str]:
     """Model classes that this vLLM, with its plugins, can load."""
     from vllm.model_executor.models import ModelRegistry
@@ -199,7 +207,7 @@ def main() -> None:
     answers: dict[str, Any] = {}
     unanswered: dict[str, str] = {}
     for question in (
-        flags, speculative_keys, methods, mtp_model_types, mtp_sources, architectures,
+        flags, speculative_keys, methods, mtp_model_types, mtp_sources, model_types, architectures,
         transformers_architectures, environment_names, platform, has_triton, default_max_num_seqs, runner_refusals,
     ):  # fmt: skip
         try:

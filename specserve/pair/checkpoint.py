@@ -39,6 +39,7 @@ _TYPES: Mapping[type, tuple[str, ...]] = {
 }  # fmt: skip
 """Keys of config.json that have one type wherever they occur."""
 _IN_WORDS: Mapping[type, str] = {str: "text", list: "a list", dict: "an object", bool: "true or false"}
+_PER_LAYER = ("intermediate_size", "num_key_value_heads", "num_attention_heads")
 _NEVER_ZERO = ("vocab_size", "hidden_size")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _NOT_WEIGHTS = ("adapter_", "training_args", "optimizer", "scheduler", "rng_state")
@@ -126,7 +127,7 @@ def _sections(config: Mapping[str, Any], prefix: str, depth: int) -> Iterator[tu
 
 def _is_count(key: str, value: object) -> bool:
     if isinstance(value, list):
-        return all(n is None or (type(n) is int and 0 <= n < _LARGEST) for n in value)
+        return key in _PER_LAYER and all(n is None or (type(n) is int and 0 <= n < _LARGEST) for n in value)
     return type(value) is int and _least(key) <= value < _LARGEST
 
 

@@ -40,14 +40,14 @@ class Role:
     is_head: bool = False
 
 
-def check(role: Role, native_types: Collection[str] | None = None) -> Iterator[Finding]:
-    """``native_types`` are the model types that the installed libraries know; None when nobody could be asked."""
+def check(role: Role, known_types: Collection[str] | None = None) -> Iterator[Finding]:
+    """``known_types`` are the model types that the installed libraries know; None when nobody could be asked."""
     if not role.is_head:
         yield from _rows(role)
         yield from _layers(role)
     yield from _divisible(role)
     yield from _quantization(role)
-    yield from _remote_code(role, native_types)
+    yield from _code(role, known_types)
     yield from _revision(role)
 
 
@@ -146,32 +146,40 @@ def _family(method: str) -> str:
     return "modelopt" if name.startswith("modelopt") else name
 
 
-def _remote_code(role: Role, native_types: Collection[str] | None) -> Iterator[Finding]:
-    if not isinstance(role.facts.config.get("auto_map"), Mapping):
-        return
-    where = "models.target_model.trust_remote_code"
-    if role.trust_remote_code:
-        if role.facts.revision is not None and not _is_pinned(role.settings.revision):
-            message = f"{role.facts.path} runs its own Python code and is not pinned; the code may change at any time"
-            fix = f"set {role.key}.revision: {role.facts.revision}"
-            yield Finding("remote-code-unpinned", "error", f"{role.key}.revision", message, fix)
-        return
-    known = None if native_types is None else _folder(role.facts.model_type) in native_types
-    if known is False:
-        message = f"{role.facts.path} is of type {role.facts.model_type!r}, which only its own Python code can load"
+def _code(role: Role, known: Collection[str] | None) -> Iterator[Finding]:
+    """Whether config.json can be parsed: by a class that is installed, or by the checkpoint's own code."""
+    facts, where = role.facts, "models.target_model.trust_remote_code"
+    own = _own_config_class(facts)
+    native = known is None or facts.model_type in known or _parsed_otherwise(facts)
+    if not native and own is None:
+        message = f"{facts.path} is of type {facts.model_type!r}, which the installed vLLM and Transformers do not know"
+        yield Finding("model-type-unknown", "error", f"{role.key}.path", message, "install a newer vLLM")
+    elif not native and not role.trust_remote_code:
+        message = f"{facts.path} is of type {facts.model_type!r}, which only its own Python code can load"
         fix = f"read that code, pin both revisions, then set {where}: true (it applies to both models)"
         yield Finding("remote-code", "error", where, message, fix)
-    elif known is None:
-        message = (
-            f"{role.facts.path} ships Python code; vLLM may need trust_remote_code for it, which applies to both models"
-        )
-        yield Finding(
-            "remote-code", "warning", where, message, f"read that code, pin the revision, then set {where}: true"
-        )
+    elif not native and own not in facts.files:
+        message = f"{facts.path} needs its own code and {own} is not there"
+        yield Finding("remote-code", "error", f"{role.key}.path", message, "download the whole repository")
+    elif own is not None and known is None and not role.trust_remote_code:
+        message = f"{facts.path} ships Python code; vLLM may need trust_remote_code for it, which is for both models"
+        yield Finding("remote-code", "warning", where, message, f"read it, pin the revision, then set {where}: true")
+    if own is not None and role.trust_remote_code and facts.revision and not _is_pinned(role.settings.revision):
+        message = f"{facts.path} runs its own Python code and is not pinned; the code may change at any time"
+        fix = f"set {role.key}.revision: {facts.revision}"
+        yield Finding("remote-code-unpinned", "error", f"{role.key}.revision", message, fix)
 
 
-def _folder(model_type: str) -> str:
-    return model_type.replace("-", "_")
+def _own_config_class(facts: ModelFacts) -> str | None:
+    """The file of ``auto_map``'s config class; None when the checkpoint ships none."""
+    auto_map = facts.config.get("auto_map")
+    name = auto_map.get("AutoConfig") if isinstance(auto_map, Mapping) else None
+    return f"{name.rsplit('.', 1)[0]}.py" if isinstance(name, str) else None
+
+
+def _parsed_otherwise(facts: ModelFacts) -> bool:
+    """Formats that vLLM unwraps itself: speculators, and Medusa's first one, which has no model_type."""
+    return "speculators_model_type" in facts.config or any(key.startswith("medusa_num") for key in facts.config)
 
 
 def _is_pinned(revision: str | None) -> bool:

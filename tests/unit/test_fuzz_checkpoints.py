@@ -96,7 +96,7 @@ HEADS: dict[str, Callable[[], make.Checkpoint]] = {
     "medusa": make.medusa,
     "mlp_speculator": make.mlp_speculator,
     "dflash": make.dflash,
-    "mtp": make.mimo,
+    "mtp": make.with_mtp,
 }
 
 

@@ -32,7 +32,7 @@ def facts(path: Path, checkpoint: Checkpoint) -> ModelFacts:
         (lambda: Checkpoint({"medusa_num_heads": 3}, {"0.0.linear.weight": ("F16", (8, 8))}), "medusa"),
         (make.mlp_speculator, "mlp_speculator"),
         (make.dflash, "dflash"),
-        (make.mimo, "draft_model"),
+        (make.with_mtp, "draft_model"),
         (lambda: Checkpoint({"model_type": "gemma4_assistant"}), "mtp"),
         (lambda: Checkpoint({"architectures": ["Qwen3DSparkModel"]}), "dspark"),
         (lambda: Checkpoint({"architectures": ["GPT2LMHeadModel"]}, {"h.0.mlp.weight": ("F16", (1,))}), "draft_model"),

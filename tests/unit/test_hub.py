@@ -121,7 +121,7 @@ def test_no_network_uses_the_cache(hub: Hub, tmp_path: Path) -> None:
 
 def test_unpinned_revision_is_warned_about(hub: Hub, tmp_path: Path) -> None:
     """A branch is warned about with the commit to pin; own code that is trusted must be pinned."""
-    make.write(hub.root / "org" / "code", make.small_llama(auto_map={"AutoModel": "m.M"}))
+    make.write(hub.root / "org" / "code", make.small_llama(auto_map={"AutoConfig": "m.M"}))
     program = """
 import json, sys
 from specserve import preflight
