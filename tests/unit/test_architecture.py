@@ -15,11 +15,11 @@ PACKAGE = ROOT / "specserve"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 LEVELS = [
-    {"__init__", "errors", "units", "findings", "codes", "log", "families", "gpu"},
+    {"__init__", "errors", "units", "findings", "log", "families", "gpu"},
     {"config", "pair"},
     {"engine"},
     {"supervise", "sidecar", "alert", "bench"},
-    {"preflight", "doctor", "serve", "watch", "planning", "arm", "measure", "verify"},
+    {"preflight", "codes", "doctor", "serve", "watch", "planning", "arm", "measure", "verify"},
     {"commands"},
     {"cli", "__main__"},
 ]
