@@ -1,63 +1,12 @@
-"""The real helm over this chart, and what it renders as plain documents."""
+"""The real helm, fetched on first use."""
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
-ROOT = Path(__file__).parents[2]
-CHART = ROOT / "helm" / "specserve"
-HELM = ROOT / ".cache" / "tools" / "helm"
-
-Values = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Rendered:
-    """What `helm template` made."""
-
-    documents: tuple[dict[str, Any], ...]
-    text: str
-
-    def of(self, kind: str, name: str | None = None) -> dict[str, Any]:
-        """The one document of a kind (and name)."""
-        (found,) = [d for d in self.documents if d["kind"] == kind and name in (None, d["metadata"]["name"])]
-        return found
-
-    def kinds(self) -> list[str]:
-        """Kinds of all documents, sorted."""
-        return sorted(d["kind"] for d in self.documents)
-
-    def pod(self, kind: str = "Deployment", name: str | None = None) -> dict[str, Any]:
-        """The pod of a workload."""
-        return self.of(kind, name)["spec"]["template"]["spec"]
-
-
-def run_helm(*arguments: str, values: Values | None = None) -> subprocess.CompletedProcess[str]:
-    """helm with values on its standard input."""
-    given = yaml.safe_dump(values or {}, allow_unicode=True)
-    argv = [str(HELM), *arguments, "--values", "-"]
-    return subprocess.run(argv, input=given, capture_output=True, text=True, timeout=60, check=False)
-
-
-def template(values: Values | None = None, *extra: str, release: str = "chat") -> Rendered:
-    """Render, and fail with helm's own words when it refuses."""
-    out = run_helm("template", release, str(CHART), *extra, values=values)
-    assert out.returncode == 0, out.stderr
-    return Rendered(tuple(d for d in yaml.safe_load_all(out.stdout) if d), out.stdout)
-
-
-def refusal(values: Values, *, release: str = "chat") -> str:
-    """What helm says when it refuses these values."""
-    out = run_helm("template", release, str(CHART), values=values)
-    assert out.returncode != 0, "helm accepted it"
-    return out.stderr
+from tests.chart.rendering import HELM, ROOT
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -66,9 +15,3 @@ def helm() -> None:
     done = subprocess.run([str(ROOT / "scripts" / "chart-tools")], capture_output=True, text=True, check=False)
     if not HELM.exists():
         pytest.skip(f"helm cannot be had: {done.stderr[-300:]}")
-
-
-@pytest.fixture
-def render() -> Callable[..., Rendered]:
-    """``render({"replicas": 2})``."""
-    return template

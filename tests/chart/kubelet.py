@@ -1,9 +1,9 @@
 """What a kubelet does with a rendered pod, as local processes: no cluster, no image, no namespaces.
 
 Init containers run one after the other; then the containers, each with its startup, readiness and liveness probes and
-their defaults; a liveness failure ends the container as a deletion does and starts it anew. Ending is preStop, SIGTERM,
-the grace period that both share, SIGKILL. Folders of the pod become folders of the test: wherever a mount path stands in
-a command, an argument or a variable, the local one takes its place.
+their defaults; a liveness failure ends the container as a deletion does and starts it anew. Ending is preStop,
+SIGTERM, the grace period that both share, SIGKILL. Folders of the pod become folders of the test: wherever a mount
+path stands in a command, an argument or a variable, the local one takes its place.
 
 Left out: images, users and security contexts, resource limits, the network, restart back-off.
 """
@@ -108,12 +108,17 @@ class Pod:
         began = time.monotonic()
         self.ready = False  # endpoints drop a terminating pod at once
         self._stopping.set()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         return time.monotonic() - began
 
     def log(self, container: str = "engine") -> str:
         path = self.folder / f"{container}.log"
         return path.read_text(errors="replace") if path.exists() else ""
+
+    def leader(self) -> int | None:
+        """Process id of the container's command."""
+        return self._process.pid if self._process is not None else None
 
     def becomes_ready(self, seconds: float) -> None:
         """Wait for readiness; fails with what the container said."""

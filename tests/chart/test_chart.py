@@ -12,8 +12,9 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from conftest import CHART, ROOT, Rendered, Values, refusal, run_helm, template
-from matrix import CASES
+
+from tests.chart.matrix import CASES
+from tests.chart.rendering import CHART, ROOT, Rendered, Values, refusal, run_helm, template
 
 VERSIONS = ("1.29.0", "1.32.0", "1.35.0")
 CORE = {"apps/v1", "v1", "policy/v1", "networking.k8s.io/v1", "autoscaling/v2"}

@@ -18,10 +18,10 @@ import promql_parser
 import pytest
 import requests
 import yaml
-from conftest import CHART, ROOT
 
 from specserve.families import FAMILIES, family_of
 from tests.alert_stack import MISSING, WHY_NOT, free_ports, process, wait_for
+from tests.chart.rendering import CHART, ROOT
 
 PATHS = sorted((CHART / "dashboards").glob("*.json"))
 DASHBOARDS = {path.stem: json.loads(path.read_text()) for path in PATHS}
