@@ -25,7 +25,7 @@ from specserve.supervise.child import Child, session_members
 from specserve.supervise.output import EngineLog, Troubles
 from specserve.supervise.readiness import Readiness
 from specserve.supervise.report import Reporter, Serving
-from specserve.supervise.state import Event, Failed, Limits, Machine, State
+from specserve.supervise.state import Event, Failed, Limits, Machine, Ready, State
 from specserve.supervise.supervisor import Hooks, Supervisor
 from specserve.supervise.verdict import End, judge
 
@@ -152,7 +152,9 @@ class _Run:
         settings = launch.settings
         self._client = engine_client(settings)
         self._readiness = Readiness(self._client, settings.served_model_name, self._canary)
-        hooks = Hooks(self._spawn, self._check_ready, self._readiness.check_alive, self._changed, self._gone)
+        self._follows = settings.engine.node_rank > 0
+        alive = (lambda: None) if self._follows else self._readiness.check_alive
+        hooks = Hooks(self._spawn, self._check_ready, alive, self._changed, self._gone)
         self._limits = limits(settings)
         self._supervisor = Supervisor(hooks, self._limits)
         self._phases, self._started = ["starting"], time.monotonic()
@@ -161,7 +163,7 @@ class _Run:
         self._canary_result: CanaryResult | None = None
         self._said = logs.EngineReport()
         self._repairs: tuple[str, ...] = ()
-        self._sidecar = self._watch() if settings.sidecar.enabled else None
+        self._sidecar = self._watch() if settings.sidecar.enabled and not self._follows else None
 
     def run(self) -> None:
         """Raises unless the engine stopped cleanly. The sidecar outlives the engine: it sees the drain to its end."""
@@ -235,6 +237,8 @@ class _Run:
 
     def _check_ready(self) -> Event | None:
         self._tell()
+        if self._follows:  # it has no API: that its process lives is all that can be known here
+            return Ready()
         return self._readiness.check_ready()
 
     def _canary(self) -> Failed | None:
@@ -260,7 +264,10 @@ class _Run:
         if machine.state is State.RUNNING:
             lines = self._supervisor.child.lines() if self._supervisor.child else []
             self._said, self._repairs = logs.read_report(lines), repairs.applied_in(lines)
-            self._report.ready(self._serving())
+            if self._follows:
+                self._report.note(follows(self._launch.settings))
+            else:
+                self._report.ready(self._serving())
 
     def _serving(self) -> Serving:
         settings, said = self._launch.settings, self._said
@@ -281,6 +288,12 @@ class _Run:
         )
         if self._record is not None and not session_members(child.pid):
             self._record.unlink(missing_ok=True)
+
+
+def follows(settings: Settings) -> str:
+    """What a node says that leads nothing."""
+    engine = settings.engine
+    return f"node {engine.node_rank} of {engine.node_count} works for {engine.leader_address}, which has the API"
 
 
 def limits(settings: Settings) -> Limits:

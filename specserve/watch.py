@@ -96,7 +96,8 @@ class Watch:
             speculation_configured=settings.method is not None,
         )
         target = settings.models.target_model
-        self._gpu = _telemetry(visible_devices, target.tensor_parallel_size * target.pipeline_parallel_size)
+        gpus = target.tensor_parallel_size * target.pipeline_parallel_size // settings.engine.node_count
+        self._gpu = _telemetry(visible_devices, gpus)
         self._seen, self._verdicts = _Seen(clock()), ("", "", "")
         self._canaries = Canaries(self._client, settings, alone=alone, clock=clock)
         self._version: str | None = None

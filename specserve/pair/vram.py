@@ -206,6 +206,11 @@ def _gpus(
         seen = list(devices or ())[: hardware.gpu_count]
         found = [_Gpu(d.index, d.total_bytes - d.reserved_bytes, d.used_bytes, d.name) for d in seen]
         known = len(found) if devices is not None else None
+    nodes = settings.engine.node_count
+    if nodes > 1:  # the others are taken to be like this one
+        here, found = found, []
+        found = [_Gpu(n, g.total, g.used, g.name) for n, g in enumerate(here * nodes)]
+        known = None if known is None else known * nodes
     missing = [_Gpu(len(found) + i, None, 0, None) for i in range(max(0, need - len(found)))]
     return [*found, *missing][:need], known
 
