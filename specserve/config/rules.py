@@ -99,7 +99,7 @@ def _nodes(settings: Settings) -> Iterator[Complaint]:
     if gpus % engine.node_count:
         yield Complaint(
             ("engine", "node_count"),
-            f"{engine.node_count} nodes cannot share {gpus} GPUs evenly (tensor_parallel_size x pipeline_parallel_size)",
+            f"{engine.node_count} nodes cannot share {gpus} GPUs evenly (tensor x pipeline parallel size)",
         )
     if engine.node_count > 1 and engine.leader_address is None:
         yield Complaint(
