@@ -225,6 +225,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=4, help="blocks of 32 requests per arm")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are stopped
     with tempfile.TemporaryDirectory(prefix="bench-launch-") as folder:
         found = measure(Path(folder), args.requests, args.rounds)
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
