@@ -14,6 +14,18 @@ TOGGLES: dict[str, dict[str, Any]] = {
     "models-claim": {"models": {"existingClaim": "models"}},
     "models-size": {"models": {"size": "100Gi"}},
     "models-pull": {"models": {"size": "100Gi", "pull": True}, "hub": {"existingSecret": "hub"}},
+    "models-store": {
+        "models": {"size": "100Gi", "pull": True, "sources": {"target": "s3://bucket/llm/big"}},
+        "config": {"models": {"target_model": {"path": "/models/llm--big"}}},
+    },
+    "several-nodes": {
+        "leaderWorkerSet": {"enabled": True},
+        "models": {"existingClaim": "models"},
+        "config": {
+            "models": {"target_model": {"path": "/models/t", "tensor_parallel_size": 8, "pipeline_parallel_size": 2}}
+        },
+    },
+    "inference-pool": {**GATEWAY, "inferencePool": {"enabled": True, "endpointPicker": "picker"}},
     "cache-claim": {"cache": {"existingClaim": "cache"}},
     "pdb": {"podDisruptionBudget": {"enabled": True}},
     "no-network-policy": {"networkPolicy": {"enabled": False}, "auth": {"existingSecret": "key"}},

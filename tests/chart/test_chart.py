@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -16,6 +18,7 @@ import yaml
 from tests.chart.matrix import CASES
 from tests.chart.rendering import CHART, ROOT, Rendered, Values, refusal, run_helm, template
 
+PROBES = {"startupProbe", "readinessProbe", "livenessProbe"}
 VERSIONS = ("1.29.0", "1.32.0", "1.35.0")
 CORE = {"apps/v1", "v1", "policy/v1", "networking.k8s.io/v1", "autoscaling/v2"}
 
@@ -51,6 +54,9 @@ def test_objects_are_valid(rendered: Rendered) -> None:
     for document in rendered.documents:
         if document["apiVersion"] in CORE:
             kubernetes_validate.validate(document, "1.29", strict=True)
+        for template_ in pod_templates(document):
+            pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"} | template_["metadata"]}
+            kubernetes_validate.validate(pod | {"spec": template_["spec"]}, "1.29", strict=True)
 
 
 def test_custom_objects_are_valid(rendered: Rendered) -> None:
@@ -68,8 +74,18 @@ def test_custom_objects_are_valid(rendered: Rendered) -> None:
 def pods(rendered: Rendered) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """(workload, pod spec) of everything that runs pods."""
     for document in rendered.documents:
-        if document["kind"] == "Deployment":
-            yield document, document["spec"]["template"]["spec"]
+        for template_ in pod_templates(document):
+            yield document, template_["spec"]
+
+
+def pod_templates(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The pod templates of a workload; none for everything else."""
+    if document["kind"] == "Deployment":
+        return [document["spec"]["template"]]
+    if document["kind"] == "LeaderWorkerSet":
+        group = document["spec"]["leaderWorkerTemplate"]
+        return [group["leaderTemplate"], group["workerTemplate"]]
+    return []
 
 
 def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
@@ -78,7 +94,7 @@ def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_selectors_find_their_pods(rendered: Rendered) -> None:
     """Workloads, Services, budgets, policies and monitors select labels that pods have, and never version labels."""
-    labels = [d["spec"]["template"]["metadata"]["labels"] for d, _ in pods(rendered)]
+    labels = [t["metadata"]["labels"] for d in rendered.documents for t in pod_templates(d)]
     for document in rendered.documents:
         spec = document.get("spec", {})
         selector = spec.get("selector") or spec.get("podSelector") or {}
@@ -89,29 +105,25 @@ def test_selectors_find_their_pods(rendered: Rendered) -> None:
 
 
 def test_named_ports_exist(rendered: Rendered) -> None:
-    """Every port named by a probe, a Service or a policy is a port of the container."""
-    for _, pod in pods(rendered):
-        for container in pod["containers"]:
-            names = {p["name"] for p in container.get("ports", [])}
-            for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-                assert container[probe]["httpGet"]["port"] in names
-            for document in rendered.documents:
-                if document["kind"] == "Service" and document["spec"]["selector"].get(
-                    "app.kubernetes.io/component"
-                ) in (
-                    "engine",
-                    "canary",
-                ):
-                    assert {p["targetPort"] for p in document["spec"]["ports"]} <= names
+    """Every port named by a probe, or by a Service that selects the pod, is a port of the container."""
+    services = [d for d in rendered.documents if d["kind"] == "Service"]
+    for template_ in [t for d in rendered.documents for t in pod_templates(d)]:
+        (container,) = template_["spec"]["containers"]
+        names = {p["name"] for p in container.get("ports", [])}
+        assert {container[probe]["httpGet"]["port"] for probe in PROBES & set(container)} <= names
+        for service in services:
+            if service["spec"]["selector"].items() <= template_["metadata"]["labels"].items():
+                assert {p["targetPort"] for p in service["spec"]["ports"]} <= names
 
 
 def test_probes_have_one_handler(rendered: Rendered) -> None:
     """A probe asks in exactly one way; liveness never kills before three failures."""
     for _, pod in pods(rendered):
         for container in pod["containers"]:
-            for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+            assert PROBES & set(container) in (PROBES, set())
+            for name in PROBES & set(container):
                 assert len({"httpGet", "exec", "tcpSocket", "grpc"} & set(container[name])) == 1
-            assert container["livenessProbe"]["failureThreshold"] >= 3
+            assert container.get("livenessProbe", {"failureThreshold": 3})["failureThreshold"] >= 3
 
 
 def test_names_and_quantities(rendered: Rendered) -> None:
@@ -239,6 +251,79 @@ def test_the_canary_differs_in_speculation_alone() -> None:
     ]
 
 
+def test_several_nodes_are_one_group() -> None:
+    """The leader alone has probes and ports; a worker is told its rank, takes its part of the GPUs and leaves last."""
+    group = template(CASES["several-nodes"]).of("LeaderWorkerSet")["spec"]["leaderWorkerTemplate"]
+    assert (group["size"], group["restartPolicy"]) == (2, "RecreateGroupOnPodRestart")
+    (leader,), (worker,) = (group[f"{role}Template"]["spec"]["containers"] for role in ("leader", "worker"))
+    assert not (PROBES | {"ports"}) & set(worker)
+    own = PROBES | {"ports", "lifecycle"}
+    assert {k: v for k, v in leader.items() if k not in own} == {k: v for k, v in worker.items() if k not in own}
+    env = {e["name"]: e["value"] for e in worker["env"] if "NODE" in e["name"] or "LEADER" in e["name"]}
+    assert env == {
+        "SPECSERVE_ENGINE__NODE_COUNT": "2",
+        "SPECSERVE_ENGINE__NODE_RANK": "$(LWS_WORKER_INDEX)",
+        "SPECSERVE_ENGINE__LEADER_ADDRESS": "$(LWS_LEADER_ADDRESS)",
+    }
+    assert worker["resources"]["limits"]["nvidia.com/gpu"] == "8"
+    sleeps = [c["lifecycle"]["preStop"]["exec"]["command"][1] for c in (leader, worker)]
+    assert sleeps == ["15", "75"]
+
+
+def test_pulled_models_are_found_offline() -> None:
+    """Hub ids go into a cache on the volume that the engine reads offline; object stores to the config's own path."""
+    pod = template(CASES["models-pull"]).pod()
+    (pull,), (engine,) = pod["initContainers"], pod["containers"]
+    for container in (pull, engine):
+        assert {"name": "HF_HUB_CACHE", "value": "/models/huggingface"} in container["env"]
+        assert {"name": "SPECSERVE_MODELS__HUB_TOKEN_FILE", "value": "/etc/specserve/secrets/hub/token"} in container[
+            "env"
+        ]
+    assert {"name": "HF_HUB_OFFLINE", "value": "1"} in engine["env"]
+    assert {"name": "HF_HUB_OFFLINE", "value": "1"} not in pull["env"]
+    writable = [[m["readOnly"] for m in c["volumeMounts"] if m["name"] == "models"] for c in (pull, engine)]
+    assert writable == [[False], [True]]
+    (pull,) = template(CASES["models-store"]).pod()["initContainers"]
+    assert {"name": "SPECSERVE_MODELS__TARGET_MODEL__PATH", "value": "s3://bucket/llm/big"} in pull["env"]
+    assert {"name": "SPECSERVE_MODELS__STORE", "value": "/models"} in pull["env"]
+
+
+def test_speculation_that_does_not_pay_is_an_alert(tmp_path: Path) -> None:
+    """With the canary pair, an alert fires after 15 minutes of slower tokens with speculation; none while it pays."""
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not installed (apt-get install prometheus)")
+    both = CASES["canary"] | CASES["prometheus-rule"]
+    rule = template(both, "--namespace", "llm").of("PrometheusRule", "chat-specserve-canary")
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rule["spec"]))
+    labels = 'namespace="llm", pod="{0}", instance="{0}", model_name="{1}"'
+    series = []
+    for model, slow in (("pays", 0.01), ("costs", 0.03)):
+        for pod, asks, seconds in ((f"{model}-on", 1, slow), (f"{model}-off", 0, 0.02)):
+            own = labels.format(pod, model)
+            tpot = f'specserve_time_per_output_token_seconds{{{own}, window="5m", stat="mean"}}'
+            series.append({"series": tpot, "values": f"{seconds}+0x30"})
+            series.append({"series": f"specserve_speculation_configured{{{own}}}", "values": f"{asks}+0x30"})
+    found = {"severity": "warning", "namespace": "llm", "model_name": "costs"}
+    (alert,) = [r for r in rule["spec"]["groups"][0]["rules"] if "alert" in r]
+    said = alert["annotations"] | {
+        "description": alert["annotations"]["description"]
+        .replace("{{ $labels.model_name }}", "costs")
+        .replace('{{ printf "%.3g" $value }}', "0.667")
+    }
+    wanted = [{"exp_labels": found, "exp_annotations": said}]
+    asked = [
+        {"eval_time": "14m", "alertname": "SpeculationDoesNotPay", "exp_alerts": []},
+        {"eval_time": "20m", "alertname": "SpeculationDoesNotPay", "exp_alerts": wanted},
+    ]
+    case = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m"}
+    case["tests"] = [{"interval": "1m", "input_series": series, "alert_rule_test": asked}]
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump(case))
+    out = subprocess.run(
+        ["promtool", "test", "rules", "test.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert out.returncode == 0, out.stdout + out.stderr
+
+
 def test_only_v1_is_reachable_from_outside() -> None:
     """Ingress and HTTPRoute name /v1/ and nothing else."""
     (rule,) = template(CASES["ingress"]).of("Ingress")["spec"]["rules"]
@@ -249,10 +334,11 @@ def test_only_v1_is_reachable_from_outside() -> None:
 
 def test_the_rules_are_those_of_the_sidecar() -> None:
     """The PrometheusRule holds the generated rule file, unchanged."""
-    rule = template(CASES["prometheus-rule"]).of("PrometheusRule")
+    rule = template(CASES["prometheus-rule"]).of("PrometheusRule", "chat-specserve")
     assert rule["spec"] == yaml.safe_load((CHART / "alerts" / "specserve.rules.yaml").read_text())
 
 
+TWO_GPUS = {"models": {"target_model": {"path": "/models/t", "tensor_parallel_size": 2}}}
 BAD: dict[str, tuple[Values, str]] = {
     "gpu-count": ({"gpu": {"count": 3}}, "gpu.count is 3 on 1 node(s), but the config asks for 1 GPUs"),
     "latest": ({"image": {"tag": "latest"}}, "image.tag is 'latest'; name a version"),
@@ -266,6 +352,31 @@ BAD: dict[str, tuple[Values, str]] = {
     "two-autoscalers": (
         {"autoscaling": {"keda": {"enabled": True, "prometheusAddress": "http://p"}, "hpa": {"enabled": True}}},
         "two autoscalers of one Deployment fight, keep one",
+    ),
+    "nodes-uneven": (
+        {"leaderWorkerSet": {"enabled": True, "size": 3}, "models": {"existingClaim": "m"}},
+        "tensor x pipeline parallelism is 1, which 3 nodes cannot share evenly",
+    ),
+    "nodes-in-config": (
+        {"config": {"engine": {"node_count": 2}}},
+        "config.engine.node_count is 2, but 1 node(s) are deployed; set leaderWorkerSet.enabled",
+    ),
+    "nodes-scaled": (
+        {"leaderWorkerSet": {"enabled": True}, "autoscaling": {"hpa": {"enabled": True}}, "config": TWO_GPUS},
+        "autoscaling works on the Deployment; leaderWorkerSet has none",
+    ),
+    "nodes-canary": (
+        {"leaderWorkerSet": {"enabled": True}, "canary": {"enabled": True}, "config": TWO_GPUS} | CASES["http-route"],
+        "canary.enabled runs one more pod, but the model needs several",
+    ),
+    "pool-alone": ({"inferencePool": {"enabled": True}}, "inferencePool.enabled needs httpRoute.enabled"),
+    "source-elsewhere": (
+        {"models": {"size": "1Gi", "pull": True, "sources": {"target": "s3://bucket/llm/big"}}},
+        "models.sources.target is copied to /models/llm--big, but config.models.target_model.path is '/models/target'",
+    ),
+    "source-without-pull": (
+        {"models": {"size": "1Gi", "sources": {"target": "s3://bucket/llm/big"}}},
+        "models.sources.target is set, but models.pull is not",
     ),
     "two-monitors": (
         {"metrics": {"serviceMonitor": {"enabled": True}, "podMonitor": {"enabled": True}}},

@@ -56,8 +56,32 @@
 {{- if and $v.canary.enabled (not $v.httpRoute.enabled) -}}
 {{- fail "canary.enabled splits traffic by weight, which needs httpRoute.enabled" -}}
 {{- end -}}
-{{- if and $v.router.enabled (not $v.router.image.tag) -}}
-{{- fail "router.enabled needs router.image.tag; name a version" -}}
+{{- if and $v.canary.enabled $v.leaderWorkerSet.enabled -}}
+{{- fail "canary.enabled runs one more pod, but the model needs several (leaderWorkerSet); turn one of them off" -}}
+{{- end -}}
+{{- $set := include "specserve.config" (dict "root" $ "path" (list "engine" "node_count") "default" 1) | int -}}
+{{- if and (gt $set 1) (ne $set $nodes) -}}
+{{- fail (printf "config.engine.node_count is %d, but %d node(s) are deployed; set leaderWorkerSet.enabled and leaderWorkerSet.size, and leave node_count out" $set $nodes) -}}
+{{- end -}}
+{{- if and $v.inferencePool.enabled (not (and $v.inferencePool.endpointPicker $v.httpRoute.enabled)) -}}
+{{- fail "inferencePool.enabled needs httpRoute.enabled and inferencePool.endpointPicker, the Service that picks replicas" -}}
+{{- end -}}
+{{- range $role, $url := $v.models.sources -}}
+{{- $known := include "specserve.config" (dict "root" $ "path" (list "models" (printf "%s_model" $role) "path") "default" "") -}}
+{{- if and (not $url) $known (not (hasPrefix "/" $known)) (or $v.models.sources.target $v.models.sources.draft) -}}
+{{- fail (printf "config.models.%s_model.path is the Hub id '%s' while the other model comes from an object store; give models.sources.%s too" $role $known $role) -}}
+{{- end -}}
+{{- if $url -}}
+{{- if not $v.models.pull -}}
+{{- fail (printf "models.sources.%s is set, but models.pull is not; nothing would fetch it" $role) -}}
+{{- end -}}
+{{- $parts := splitList "/" (trimSuffix "/" (last (splitList "://" $url))) -}}
+{{- $place := printf "%s/%s" $v.models.mountPath (join "--" (slice $parts (max 0 (sub (len $parts) 2) | int))) -}}
+{{- $path := include "specserve.config" (dict "root" $ "path" (list "models" (printf "%s_model" $role) "path") "default" "") -}}
+{{- if ne $path $place -}}
+{{- fail (printf "models.sources.%s is copied to %s, but config.models.%s_model.path is '%s'; set it to %s" $role $place $role $path $place) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- if and $v.ingress.enabled (not $v.ingress.host) -}}
 {{- fail "ingress.enabled needs ingress.host" -}}

@@ -1,4 +1,4 @@
-{{/* The pod of the engine. Arguments: root, component (engine, canary), env (further variables). */}}
+{{/* The pod of the engine. Arguments: root, component (engine, worker, canary), env (further variables). */}}
 {{- define "specserve.podTemplate" -}}
 {{- $root := .root -}}
 metadata:
@@ -55,7 +55,20 @@ initContainers:
     image: {{ include "specserve.image" $root }}
     imagePullPolicy: {{ $v.image.pullPolicy }}
     command: [specserve, models, pull, /etc/specserve/config.yaml]
-    env: {{- include "specserve.env" . | nindent 6 }}
+    env:
+      {{- include "specserve.env" . | nindent 6 }}
+      {{- if or $v.models.sources.target $v.models.sources.draft }}
+      - name: SPECSERVE_MODELS__STORE
+        value: {{ $v.models.mountPath }}
+      {{- end }}
+      {{- with $v.models.sources.target }}
+      - name: SPECSERVE_MODELS__TARGET_MODEL__PATH
+        value: {{ . }}
+      {{- end }}
+      {{- with $v.models.sources.draft }}
+      - name: SPECSERVE_MODELS__DRAFT_MODEL__PATH
+        value: {{ . }}
+      {{- end }}
     securityContext: {{- toYaml $v.securityContext | nindent 6 }}
     resources:
       requests: {cpu: "1", memory: 2Gi}
@@ -67,7 +80,13 @@ containers:
     image: {{ include "specserve.image" $root }}
     imagePullPolicy: {{ $v.image.pullPolicy }}
     command: [specserve, launch, /etc/specserve/config.yaml]
-    env: {{- include "specserve.env" . | nindent 6 }}
+    env:
+      {{- include "specserve.env" . | nindent 6 }}
+      {{- if $v.models.pull }}
+      - name: HF_HUB_OFFLINE
+        value: "1"
+      {{- end }}
+    {{- if ne .component "worker" }}
     ports:
       - name: api
         containerPort: {{ include "specserve.apiPort" $root }}
@@ -88,10 +107,12 @@ containers:
       periodSeconds: {{ $v.probes.liveness.periodSeconds }}
       timeoutSeconds: 5
       failureThreshold: {{ $v.probes.liveness.failureThreshold }}
+    {{- end }}
     lifecycle:
       preStop:
         exec:
-          command: [sleep, {{ $v.shutdown.preStopSeconds | quote }}]
+          # A worker stays until the leader has answered what runs.
+          command: [sleep, {{ ternary (add $v.shutdown.preStopSeconds (include "specserve.drain" $root)) $v.shutdown.preStopSeconds (eq .component "worker") | quote }}]
     securityContext: {{- toYaml $v.securityContext | nindent 6 }}
     resources: {{- include "specserve.resources" $root | nindent 6 }}
     volumeMounts: {{- include "specserve.mounts" (dict "root" $root "writable" false) | nindent 6 }}
@@ -134,10 +155,22 @@ volumes: {{- include "specserve.volumes" $root | nindent 2 }}
   value: /cache
 - name: HF_HOME
   value: /cache/huggingface
+{{- if .root.Values.models.pull }}
+- name: HF_HUB_CACHE
+  value: {{ .root.Values.models.mountPath }}/huggingface
+{{- end }}
 - name: VLLM_CACHE_ROOT
   value: /cache/vllm
 - name: TMPDIR
   value: /tmp
+{{- if .root.Values.leaderWorkerSet.enabled }}
+- name: SPECSERVE_ENGINE__NODE_COUNT
+  value: {{ .root.Values.leaderWorkerSet.size | quote }}
+- name: SPECSERVE_ENGINE__NODE_RANK
+  value: $(LWS_WORKER_INDEX)
+- name: SPECSERVE_ENGINE__LEADER_ADDRESS
+  value: $(LWS_LEADER_ADDRESS)
+{{- end }}
 {{- range .env }}
 - {{ toYaml . | nindent 2 | trim }}
 {{- end }}
