@@ -159,3 +159,59 @@ def measured(path: Path) -> list[float]:
         return [b.started_seconds for b in Result.model_validate_json(path.read_text()).blocks]
     except ValueError:
         return []
+
+
+def run_bench(config: str, out: Path, *extra: str) -> subprocess.CompletedProcess[str]:
+    """Run `specserve bench` with the real engine in both arms, on ports that nobody has."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    argv = [sys.executable, "-m", "specserve", "bench", f"configs/{config}", "--set", f"server.port={port}"]
+    argv += ["--out", str(out), *extra]
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=580, check=False)
+
+
+def test_lookup_makes_code_edits_faster(engine_host, smollm2: Path, tmp_path: Path) -> None:
+    """SmolLM2 with n-gram lookup returns edited code faster than without, with the same answers."""
+    engine_host.end()
+    extra = (
+        "--workload",
+        "code-edit",
+        "--concurrency",
+        "1",
+        "--prompts",
+        "10",
+        "--max-tokens",
+        "64",
+        "--format",
+        "json",
+    )
+    out = run_bench("quickstart.yaml", tmp_path, *extra)
+    assert out.returncode == 0, out.stderr
+    (cell,) = cells(out)
+    assert cell["verdict"] == "faster"
+    assert cell["speculative"]["acceptance_rate"] > 0.3
+    (answers,) = read(tmp_path / "result.json").answers
+    assert (answers.compared, answers.divergent, answers.unscored) == (10, 0, 0)
+
+
+def test_the_tiny_pair_from_end_to_end(engine_host, tiny_pair: dict[str, Path], tmp_path: Path) -> None:
+    """Three starts in the order off, on, off; every file is written, and the result is read back as it was."""
+    engine_host.end()
+    out = run_bench("tiny-pair.yaml", tmp_path, "--workload", "conversion", "--concurrency", "1,4,16", "--completions")
+    assert out.returncode in (0, 6), out.stderr
+    assert {p.name for p in tmp_path.iterdir()} >= {"result.json", "report.md", "report.html"}
+    found = read(tmp_path / "result.json")
+    assert [e for e in found.order if e.startswith(("start", "stop"))] == [
+        "start baseline",
+        "stop baseline",
+        "start speculative",
+        "stop speculative",
+        "start baseline",
+    ]
+    assert (len(found.blocks), found.complete) == (12, True)
+    assert all(s.ok for b in found.blocks for s in b.samples)
+    speculative = [b.speculation for b in found.blocks if b.arm == "speculative"]
+    assert all(s is not None and s.accepted_tokens > 0 for s in speculative)
+    assert all(b.speculation is None for b in found.blocks if b.arm == "baseline")
+    assert found.answers[0].divergent == 0
+    assert Result.model_validate_json(found.model_dump_json()) == found
