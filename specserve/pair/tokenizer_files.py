@@ -197,7 +197,8 @@ def _tekken(name: str, digest: str, data: bytes) -> Tokenizer:
 
 def _sentencepiece(name: str, digest: str, data: bytes) -> Tokenizer:
     processor = _processor(data)
-    base, added = {}, {}
+    base: dict[str, int] = {}
+    added: dict[str, int] = {}
     for i in range(min(processor.get_piece_size(), MAX_TOKENS)):
         special = processor.is_control(i) or processor.is_unknown(i)
         (added if special else base)[processor.id_to_piece(i)] = i
