@@ -40,7 +40,7 @@ class CanaryResult:
     verdict: Verdict
     reasons: tuple[str, ...] = ()
     position0_acceptance: float | None = None
-    """Of the better greedy text; None when too little was drafted."""
+    """On greedy text; None when too little was drafted."""
     drafts: int | None = None
     """Drafts of all greedy texts; None when the engine counts none."""
     compared_tokens: int = 0
@@ -127,7 +127,10 @@ class _Canary:
         return ("unproven" if notes else "ok"), notes
 
     def _position0(self) -> float | None:
-        return max((p for c in self.greedy if (p := c.position0) is not None), default=None)
+        """Of the text where it is best, or of all together where each drafts little."""
+        known = [(c.drafts, c.accepted_at_0) for c in self.greedy if c.drafts and c.accepted_at_0 is not None]
+        together = _Counted(sum(drafts for drafts, _ in known), sum(accepted for _, accepted in known))
+        return max((p for c in (*self.greedy, together) if (p := c.position0) is not None), default=None)
 
     def _drafts(self, texts: Sequence[_Counted]) -> int | None:
         known = [c.drafts for c in texts if c.drafts is not None]

@@ -7,7 +7,9 @@ whoever started the engine asked for it, and unless a test in this very process 
 ``cpu-speculative-sampling`` (vllm-project/vllm#55005, vLLM 0.26 to 0.33): the CPU stand-in of ``expand_kernel``
 repeats a value per request over that request's draft tokens, but writes into an int64 copy of a float buffer.
 Temperature, top_p and, as int32, top_k of drafted tokens are then uninitialised memory: text sampled under
-speculation is garbage, and next to no draft is accepted. Greedy text is not touched.
+speculation is garbage, and next to no draft is accepted. Greedy text is not touched. A second defect of the
+same path kills the engine (seen with 0.32): a request with ``top_k`` and without ``top_p`` ends in ``max()`` of an
+empty tensor as soon as a step verifies no draft token, for instance at the request's last token.
 """
 
 from __future__ import annotations
@@ -63,16 +65,17 @@ def repair_cpu_speculative_sampling() -> str | None:
     stand_in = getattr(cpu_triton_utils, "_expand_kernel_impl", None)
     if stand_in is expand:
         return None
-    if stand_in is None:
-        return "not applied: this vLLM has no stand-in for expand_kernel"
     # The operators behind the stand-in come with this import, and no worker has loaded them yet.
     import vllm._custom_ops  # noqa: F401
 
-    if not shows_defect(stand_in):
-        return "not applied: this vLLM does not have the defect"
-    cpu_triton_utils._expand_kernel_impl = expand
-    _rebind(stand_in)
-    return "applied"
+    guarded = _guard_top_k()
+    broken = stand_in is not None and shows_defect(stand_in)
+    if stand_in is not None and broken:
+        cpu_triton_utils._expand_kernel_impl = expand
+        _rebind(stand_in)
+    if broken or guarded:
+        return "applied"
+    return f"not applied: this vLLM {'has no such stand-in' if stand_in is None else 'does not have the defect'}"
 
 
 def shows_defect(stand_in: Callable[..., None]) -> bool:
@@ -117,6 +120,34 @@ def expand(  # noqa: PLR0917  # vLLM passes them by position, in the kernel's or
     values = torch.where(input_val == replace_from, torch.full_like(input_val, replace_to), input_val)
     expanded = torch.repeat_interleave(values, counts.to(torch.int64))
     output[: expanded.shape[0]].copy_(expanded)
+
+
+def _guard_top_k() -> bool:
+    """Let top_k alone pass when there is no row to mask; True when it was needed."""
+    try:
+        from vllm.v1.sample.ops import topk_topp_sampler as sampler
+    except ImportError:
+        return False
+    original = getattr(sampler, "apply_top_k_only", None)
+    if original is None or not fails_without_rows(original):
+        return False
+
+    def apply_top_k_only(logits: Any, k: Any) -> Any:
+        return original(logits, k) if k.numel() else logits
+
+    sampler.apply_top_k_only = apply_top_k_only
+    return True
+
+
+def fails_without_rows(top_k: Callable[[Any, Any], Any]) -> bool:
+    """Whether masking no row at all raises, instead of returning no row."""
+    import torch
+
+    try:
+        top_k(torch.zeros(0, 8), torch.zeros(0, dtype=torch.int32))
+    except (RuntimeError, IndexError):
+        return True
+    return False
 
 
 def _rebind(broken: Callable[..., None]) -> None:

@@ -12,7 +12,9 @@ from specserve.engine import canary
 from specserve.engine.client import EngineClient
 
 ROOT = Path(__file__).parents[2]
-BROKEN = "tiny-pair.yaml engine.repairs=[] engine.canary.policy=warn"
+# Preflight would refuse engine.repairs=[] on this engine; without its plugin the repair is just not there.
+UNREPAIRED = "tiny-pair.yaml engine.env.VLLM_PLUGINS=none"
+BROKEN = f"{UNREPAIRED} engine.canary.policy=warn"
 BAD_DRAFT = "tiny-pair.yaml models.draft_model.path=.cache/models/tiny-draft-bad"
 
 
@@ -33,7 +35,7 @@ def test_right_pair_passes_every_time(engine_server):
 
 @pytest.mark.parametrize("engine_server", [BROKEN], indirect=True)
 def test_corrupted_sampling_is_proven(engine_server):
-    """With repairs off, the CPU engine answers 200 and is healthy, and the canary proves its sampled text wrong."""
+    """Without the repair, the CPU engine answers 200 and is healthy, and the canary proves its sampled text wrong."""
     results = [check(engine_server) for _ in range(5)]
     assert [r.verdict for r in results] == ["corrupt"] * 5
     assert "not the target's" in results[0].reasons[0]
@@ -66,7 +68,7 @@ def test_target_alone_has_nothing_to_compare(engine_server):
 
 def test_corrupt_engine_never_gets_ready(launch):
     """By default proven corruption blocks: specserve ends with 4 and says what to do."""
-    server = launch("tiny-pair.yaml engine.repairs=[]", wait=False)
+    server = launch(UNREPAIRED, wait=False)
     assert server.process.wait(400) == 4
     assert "corrupt" in server.log()
     assert "\nReady\n" not in server.log()

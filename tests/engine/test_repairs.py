@@ -31,6 +31,9 @@ current_platform.register_triton_kernel_overrides()
 from vllm.v1.sample.rejection_sampler import expand_batch_to_tokens
 values = expand_batch_to_tokens(torch.tensor([0.5, 0.0, 0.25]), torch.tensor([1, 3, 3], dtype=torch.int32), 3, 0, 1)
 print("values", values.tolist())
+from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
+if repairs.requested_repairs():
+    print("rows", len(apply_top_k_top_p(torch.zeros(0, 8), torch.zeros(0, dtype=torch.int32), None)))
 """
 FIXED = """
 def fixed(output, input_val, cu_num_tokens, replace_from, replace_to, MAX_NUM_TOKENS=None):
@@ -39,6 +42,8 @@ def fixed(output, input_val, cu_num_tokens, replace_from, replace_to, MAX_NUM_TO
         output[start:end] = replace_to if value == replace_from else value
         start = end
 stand_ins._expand_kernel_impl = fixed
+from vllm.v1.sample.ops import topk_topp_sampler
+topk_topp_sampler.apply_top_k_only = lambda logits, k: logits
 """
 
 
@@ -58,6 +63,7 @@ def test_defect_is_repaired_once_and_said_once():
     said = run_in_engine()
     assert "values [0.5, 1.0, 1.0]" in said
     assert "ours True" in said
+    assert "rows 0" in said
     assert said.count("specserve repair cpu-speculative-sampling: applied") == 1
 
 
@@ -80,7 +86,8 @@ def test_nothing_happens_unasked():
 def test_missing_stand_in_is_no_error():
     """An engine that has no such function goes on."""
     said = run_in_engine("stand_ins._expand_kernel_impl = None")
-    assert "not applied: this vLLM has no stand-in for expand_kernel" in said
+    assert "ours False" in said
+    assert "specserve repair cpu-speculative-sampling: " in said
 
 
 @pytest.fixture
