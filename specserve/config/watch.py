@@ -15,7 +15,7 @@ class Sidecar(Section):
     port: Port = Field(9400, description="Port of /metrics, /status, /livez, /readyz and /startupz.")
     scrape_interval_seconds: Seconds = Field(5.0, description="Time between two reads of the engine's metrics.")
     canary_timeout_seconds: Seconds = Field(
-        60.0, description="Longest time for a canary completion of one token. A hang is proven this much later."
+        120.0, description="Longest time for a canary completion of one token; longer than the longest step."
     )
     canary_interval_seconds: Seconds = Field(
         60.0, description="Time between two canaries while the engine is idle, blind or stalled."
