@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from specserve.pair.cache_states import state_bytes
+from specserve.pair.fields import DTYPE_BYTES, Config, first_int, layer_count
 from specserve.pair.shape import Shape
 
 Kind = Literal["full", "sliding", "chunked", "state"]
-Config = Mapping[str, Any]
-
-DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "half": 2, "float": 4}
 
 
 @dataclass(frozen=True)
@@ -69,14 +68,14 @@ def of_draft(method: str | None, target: Config, draft: Config | None, shape: Sh
 
 def _mtp_layers(config: Config, side: _Side) -> CacheModel:
     """One full-attention layer per MTP module, with the target's heads (MLA where the target has it)."""
-    count = first_int(config, "mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules") or 1
+    count = min(first_int(config, "mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules") or 1, 64)
     return CacheModel((_attention(config, side, "full", None),) * count)
 
 
 def _layers(config: Config, side: _Side) -> CacheModel:
-    count = first_int(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    count = layer_count(config)
     if count is None:
-        return CacheModel((), ("KV cache: config.json names no number of layers, counted as 0",))
+        return CacheModel((), ("KV cache: config.json names no plausible number of layers, counted as 0",))
     assumed: list[str] = []
     kinds = layer_kinds(config, count)
     shared = config.get("num_kv_shared_layers") or 0
@@ -162,18 +161,18 @@ def cache_bytes(kv_dtype: str, model_bytes: int) -> int:
 
 def _mla_token_bytes(config: Config, side: _Side) -> int:
     """The latent and its rope part, once per GPU: TP does not divide it. The sparse kernels' fp8 packs 656 bytes."""
-    kv_dtype = side.kv_dtype
-    latent = int(config["kv_lora_rank"]) + int(config.get("qk_rope_head_dim") or 0)
+    kv_dtype, rank = side.kv_dtype, first_int(config, "kv_lora_rank") or 0
+    rope = first_int(config, "qk_rope_head_dim") or 0
     if kv_dtype == "fp8_ds_mla" or (kv_dtype.startswith("fp8") and config.get("index_topk")):
-        return int(config["kv_lora_rank"]) + 16 + 2 * int(config.get("qk_rope_head_dim") or 0)
+        return rank + 16 + 2 * rope
     if kv_dtype in {"int8_per_token_head", "fp8_per_token_head"}:
-        return latent + 8
-    return latent * cache_bytes(kv_dtype, side.shape.dtype_bytes)
+        return rank + rope + 8
+    return (rank + rope) * cache_bytes(kv_dtype, side.shape.dtype_bytes)
 
 
 def is_mla(config: Config) -> bool:
     """Whether vLLM keeps a latent instead of heads (MiniCPM3 has the fields but is run with heads)."""
-    return bool(config.get("kv_lora_rank")) and config.get("model_type") != "minicpm3"
+    return first_int(config, "kv_lora_rank") is not None and config.get("model_type") != "minicpm3"
 
 
 def head_geometry(config: Config, kind: str = "full") -> tuple[int, int, int]:
@@ -194,7 +193,7 @@ def head_geometry(config: Config, kind: str = "full") -> tuple[int, int, int]:
     if kind == "sliding" and (swa := first_int(config, "swa_num_key_value_heads")):  # MiMo-V2
         dim = first_int(config, "swa_head_dim") or dim
         return swa, dim, first_int(config, "swa_v_head_dim") or dim
-    if config.get("model_type") in {"mimo_v2_flash", "mimo_v2"}:
+    if str(config.get("model_type")) in {"mimo_v2_flash", "mimo_v2"}:
         return kv, dim, first_int(config, "v_head_dim") or dim
     return kv, dim, dim
 
@@ -228,7 +227,8 @@ def _hybrid_kinds(config: Config, count: int) -> list[str] | None:
     elif isinstance(listed := config.get("attn_type_list"), list):  # MiniMax: 0 linear, 1 full
         full = [bool(t) for t in listed]
     elif isinstance(linear := config.get("linear_attn_config"), Mapping):  # Kimi Linear counts from one
-        full = [i + 1 in (linear.get("full_attn_layers") or []) for i in range(count)]
+        listed = linear.get("full_attn_layers")
+        full = [i + 1 in listed if isinstance(listed, list) else False for i in range(count)]
     elif config.get("model_type") == "falcon_h1":
         return ["state+full"] * count
     return None if full is None else ["full" if f else "state" for f in full]
@@ -256,59 +256,6 @@ def _attention_kinds(config: Config, count: int) -> list[str]:
     if kind.startswith("qwen2") and isinstance(first := config.get("max_window_layers"), int):
         return ["full" if i < first else "sliding" for i in range(count)]
     return ["sliding"] * count
-
-
-def state_bytes(config: Config, shape: Shape, tp: int) -> int | None:
-    """The recurrent state of one sequence in one layer on one GPU; None for a layout not known here."""
-    conv = DTYPE_BYTES.get(shape.state_dtypes[0], shape.dtype_bytes)
-    ssm = DTYPE_BYTES.get(shape.state_dtypes[1]) or DTYPE_BYTES.get(
-        str(config.get("mamba_ssm_dtype") or config.get("mamba_ssm_cache_dtype"))
-    )
-    if ssm is None and shape.backend == "cpu":
-        ssm = 4  # the accelerated kernels of the CPU backend keep float32 states
-    spec = shape.num_speculative_tokens
-    if heads := first_int(config, "linear_num_value_heads"):  # gated delta net
-        keys, key_dim = int(config["linear_num_key_heads"]), int(config["linear_key_head_dim"])
-        value_dim = int(config["linear_value_head_dim"])
-        width = 2 * key_dim * keys + value_dim * heads
-        taps = int(config["linear_conv_kernel_dim"]) - 1 + spec
-        return width // tp * taps * conv + heads // tp * value_dim * key_dim * (ssm or conv)
-    if isinstance(linear := config.get("linear_attn_config"), Mapping):  # Kimi delta attention
-        heads, dim = int(linear["num_heads"]), int(linear["head_dim"])
-        taps = int(linear.get("short_conv_kernel_size", 4)) - 1 + spec
-        return 3 * heads * dim // tp * taps * conv + heads // tp * dim * dim * (ssm or 4)
-    heads = first_int(config, "mamba_num_heads", "mamba_n_heads")
-    size = first_int(config, "ssm_state_size", "mamba_d_state", "state_size")
-    if heads and size:  # mamba 2
-        dim = first_int(config, "mamba_head_dim", "mamba_d_head") or 64
-        groups = first_int(config, "n_groups", "mamba_n_groups") or 1
-        groups += 0 if groups % tp == 0 else tp - groups
-        taps = (first_int(config, "conv_kernel", "mamba_d_conv") or 4) - 1 + spec
-        temporal = ssm or (4 if config.get("model_type") == "nemotron_h" else conv)
-        return (heads * dim + 2 * groups * size) // tp * taps * conv + heads // tp * dim * size * temporal
-    return _small_state(config, tp=tp, conv=conv, ssm=ssm or conv, spec=spec, size=size)
-
-
-def _small_state(config: Config, *, tp: int, conv: int, ssm: int, spec: int, size: int | None) -> int | None:
-    if size and (expand := first_int(config, "mamba_expand")):  # mamba 1 (Jamba)
-        inner = expand * int(config["hidden_size"]) // tp
-        return inner * ((first_int(config, "mamba_d_conv") or 4) - 1) * conv + inner * size * ssm
-    if taps := first_int(config, "conv_L_cache"):  # LFM2's short convolution
-        return (first_int(config, "conv_dim") or int(config["hidden_size"])) // tp * (taps - 1 + spec) * conv
-    if isinstance(config.get("attn_type_list"), list):  # lightning attention
-        heads = int(config["num_attention_heads"])
-        dim = first_int(config, "head_dim") or int(config["hidden_size"]) // heads
-        return heads // tp * dim * dim * 4
-    return None
-
-
-def first_int(config: Config, *keys: str) -> int | None:
-    """The first of these keys that holds a positive whole number."""
-    for key in keys:
-        value = config.get(key)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
-    return None
 
 
 def _cycle(names: Sequence[Any], count: int) -> list[Any]:

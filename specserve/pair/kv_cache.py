@@ -139,7 +139,7 @@ def _hybrid_block(state: int, token_bytes: int, block: int, shape: Shape) -> int
     >>> _hybrid_block(3227648, 2048, 16, SimpleNamespace(backend="gpu"))  # Qwen3.6-27B, fp8 cache, one draft token
     1584
     """
-    return max(block, block * _up(state, block * token_bytes))
+    return max(block, block * _up(state, max(1, block * token_bytes)))
 
 
 def _default_block(attention: Sequence[CacheLayer], shape: Shape) -> int:

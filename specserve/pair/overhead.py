@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specserve.pair.cache_layers import Config, first_int, is_mla
+from specserve.pair.cache_layers import is_mla
 from specserve.pair.capacities import lookup
+from specserve.pair.fields import Config, first_int
 from specserve.pair.parameters import expert_count
 from specserve.pair.shape import Shape
 from specserve.units import GIB, MIB

@@ -13,16 +13,16 @@ from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
 
-from specserve.pair.cache_layers import Config, first_int, head_geometry, is_mla, layer_kinds
+from specserve.pair.cache_layers import head_geometry, is_mla, layer_kinds
 from specserve.pair.facts import DTYPE_BITS, TensorFacts
+from specserve.pair.fields import MAX_LAYERS, Config, first_int, layer_count
 
 Entry = tuple[str, tuple[int, ...]]
 
 
 def of_config(whole: Mapping[str, Any], config: Config) -> tuple[dict[str, TensorFacts], tuple[str, ...]] | None:
     """Tensors by name, and what was assumed about them; None where config.json names no decoder of this kind."""
-    hidden, layers = first_int(config, "hidden_size", "n_embd", "d_model"), first_int(
-        config, "num_hidden_layers", "n_layer", "num_layers")  # fmt: skip
+    hidden, layers = first_int(config, "hidden_size", "n_embd", "d_model"), layer_count(config)
     vocabulary = first_int(config, "vocab_size") or first_int(whole, "vocab_size")
     if not hidden or not layers or not vocabulary or not first_int(
         config, "intermediate_size", "moe_intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"):  # fmt: skip
@@ -63,7 +63,7 @@ def _layer(config: Config, hidden: int, index: int, kind: str) -> Iterator[Entry
 
 def _mtp(config: Config, hidden: int) -> Iterator[Entry]:
     """Every MTP module: a projection of two hidden states, and one full-attention layer."""
-    count = first_int(config, "mtp_num_hidden_layers", "num_nextn_predict_layers") or 0
+    count = min(first_int(config, "mtp_num_hidden_layers", "num_nextn_predict_layers") or 0, 64)
     for index in range(count):
         yield f"mtp.fc.{index}.weight", (hidden, 2 * hidden)
         for name, shape in _layer(config, hidden, 10**6, "full"):
@@ -77,7 +77,7 @@ def _tower(whole: Mapping[str, Any], hidden: int) -> Iterator[Entry]:
         return
     width, inner = first_int(vision, "hidden_size", "embed_dim"), first_int(vision, "intermediate_size")
     depth = first_int(vision, "num_hidden_layers", "depth")
-    if not width or not depth:
+    if not width or not depth or depth > MAX_LAYERS:
         return
     inner = inner or 4 * width
     gated = 3 if vision.get("model_type") == "pixtral" else 2
@@ -104,9 +104,9 @@ def _attention(config: Config, hidden: int, kind: str) -> Iterator[Entry]:
 
 
 def _mla(config: Config, hidden: int) -> Iterator[Entry]:
-    heads, latent = first_int(config, "num_attention_heads") or 1, int(config["kv_lora_rank"])
-    rope, nope = int(config.get("qk_rope_head_dim") or 64), int(config.get("qk_nope_head_dim") or 128)
-    value = int(config.get("v_head_dim") or 128)
+    heads, latent = first_int(config, "num_attention_heads") or 1, first_int(config, "kv_lora_rank") or 512
+    rope, nope = first_int(config, "qk_rope_head_dim") or 64, first_int(config, "qk_nope_head_dim") or 128
+    value = first_int(config, "v_head_dim") or 128
     if rank := first_int(config, "q_lora_rank"):
         yield "self_attn.q_a_proj.weight", (rank, hidden)
         yield "self_attn.q_b_proj.weight", (heads * (nope + rope), rank)
@@ -118,13 +118,14 @@ def _mla(config: Config, hidden: int) -> Iterator[Entry]:
 
 
 def _delta_net(config: Config, hidden: int) -> Iterator[Entry]:
-    values, keys = int(config["linear_num_value_heads"]), int(config["linear_num_key_heads"])
-    value_dim, key_dim = int(config["linear_value_head_dim"]), int(config["linear_key_head_dim"])
+    names = ("linear_num_value_heads", "linear_num_key_heads", "linear_value_head_dim", "linear_key_head_dim",
+             "linear_conv_kernel_dim")  # fmt: skip
+    values, keys, value_dim, key_dim, taps = (first_int(config, name) or 1 for name in names)
     width = 2 * keys * key_dim + values * value_dim
     yield "linear_attn.in_proj_qkv.weight", (width, hidden)
     yield "linear_attn.in_proj_z.weight", (values * value_dim, hidden)
     yield "linear_attn.in_proj_ba.weight", (2 * values, hidden)
-    yield "linear_attn.conv1d.weight", (width, 1, int(config["linear_conv_kernel_dim"]))
+    yield "linear_attn.conv1d.weight", (width, 1, taps)
     yield "linear_attn.out_proj.weight", (hidden, values * value_dim)
 
 
@@ -132,11 +133,15 @@ def is_moe_layer(config: Config, index: int) -> bool:
     """Whether a layer has experts: all, all but the first few, or every n-th."""
     if not expert_count(config):
         return False
-    if index < (first_int(config, "first_k_dense_replace") or 0) or index in (config.get("mlp_only_layers") or ()):
+    if index < (first_int(config, "first_k_dense_replace") or 0) or index in _numbers(config.get("mlp_only_layers")):
         return False
     if step := first_int(config, "interleave_moe_layer_step", "decoder_sparse_step", "moe_layer_freq"):
         return (index + 1) % step == 0 if "moe_layer_freq" not in config else index % step == 0
     return True
+
+
+def _numbers(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def expert_count(config: Config) -> int:
@@ -193,7 +198,8 @@ def _ignored(name: str, quantized: Mapping[str, Any]) -> bool:
     """
     module = name.removesuffix(".weight")
     for key in ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules"):
-        for pattern in quantized.get(key) or ():
+        listed = quantized.get(key)
+        for pattern in listed if isinstance(listed, list) else ():
             text = str(pattern)
             if text.startswith("re:"):
                 with contextlib.suppress(re.error):

@@ -12,10 +12,10 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Literal
 
-from specserve.pair.cache_layers import Config, first_int, head_geometry, is_mla
+from specserve.pair.cache_layers import head_geometry, is_mla
+from specserve.pair.fields import Config, first_int, layer_count
 
 Part = Literal["embedding", "head", "layer", "other", "tower", "mtp"]
-
 _LAYER = re.compile(r"\.?(?:layers|h|blocks|block)\.(\d+)\.")
 _TOWER = re.compile(
     r"(^|\.)(vision|visual|vit|image|audio|speech|multi_modal|multimodal|mm_|patch_|embed_vision|embed_audio|"
@@ -70,7 +70,7 @@ class Split:
     def of(cls, config: Config, *, tp: int, ep: int, replicate_tower: bool = False) -> Split:
         """From the language model's config."""
         return cls(
-            tp, ep, first_int(config, "num_hidden_layers", "n_layer", "num_layers") or 0,
+            tp, ep, layer_count(config) or 0,
             0 if is_mla(config) else head_geometry(config)[0],
             first_int(config, "num_experts", "n_routed_experts", "num_local_experts") or 1, replicate_tower,
         )  # fmt: skip

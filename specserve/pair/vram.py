@@ -16,6 +16,7 @@ from specserve.pair import cache_layers, kv_cache, overhead, terms
 from specserve.pair import shape as shapes
 from specserve.pair import weights as weighing
 from specserve.pair.capacities import cuda_bytes
+from specserve.pair.fields import Config, first_int
 from specserve.pair.memory import Capacity, Confidence, GpuPlan, Plan, Refusal
 from specserve.pair.placement import stages
 from specserve.units import MIB
@@ -122,7 +123,7 @@ class _Weighed:
     target: tuple[int, ...]
     draft: tuple[int, ...]
     sources: tuple[str, str]
-    tower: cache_layers.Config | None
+    tower: Config | None
     assumed: tuple[str, ...]
 
 
@@ -300,7 +301,7 @@ def _first_engine_draft(gpu: GpuPlan, cache: kv_cache.CachePlan) -> int:
 
 def _indivisible(target: ModelFacts, shape: shapes.Shape) -> bool:
     """TP must divide the attention heads, and the vocabulary padded to 64."""
-    heads = cache_layers.first_int(target.text_config, "num_attention_heads", "n_head") or shape.tp
+    heads = first_int(target.text_config, "num_attention_heads", "n_head") or shape.tp
     return bool(
         heads % shape.tp or ("vocab_size" in target.text_config and overhead.vocabulary(target.text_config) % shape.tp)
     )

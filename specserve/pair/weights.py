@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from specserve.pair import parameters
-from specserve.pair.cache_layers import Config, first_int, head_geometry, is_mla
+from specserve.pair.cache_layers import head_geometry, is_mla
 from specserve.pair.facts import DTYPE_BITS, ModelFacts, TensorFacts
+from specserve.pair.fields import Config, first_int
 from specserve.pair.placement import Place, Split, place, stage_of, stages
 from specserve.pair.shape import Shape
 from specserve.units import MIB
@@ -178,7 +179,7 @@ def runtime_copies(config: Config, tp: int, counts: list[int], shape: Shape) -> 
     if is_mla(config):
         heads = (first_int(config, "num_attention_heads") or 0) // tp
         width = (first_int(config, "qk_nope_head_dim") or 128) + (first_int(config, "v_head_dim") or 128)
-        absorbed = int(config["kv_lora_rank"]) * heads * width * shape.dtype_bytes
+        absorbed = (first_int(config, "kv_lora_rank") or 0) * heads * width * shape.dtype_bytes
     return [rope + absorbed * count for count in counts]
 
 
