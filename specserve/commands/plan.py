@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.option("--grid", "with_grid", is_flag=True, help="Add a what-if table: context, draft, GPU share.")
 def plan(loaded: Loaded, output: str, with_grid: bool) -> None:
     """Plan the GPU memory of CONFIG from metadata alone; exit code 3 when it does not fit."""
-    from specserve.errors import ExitCode
+    from specserve.errors import PreflightRefused, Problem
     from specserve.pair import vram_text
     from specserve.planning import Planning
 
@@ -39,7 +39,4 @@ def plan(loaded: Loaded, output: str, with_grid: bool) -> None:
             click.echo("\nRequests at once\n" + vram_text.render_grid(cells))
     refused = [f for f in made.findings() if f.severity == "error"]
     if refused:
-        if output == "text":
-            for finding in refused:
-                click.echo(f"Error: {finding.where}: {finding.message}\nFix: {finding.fix}", err=True)
-        raise click.exceptions.Exit(ExitCode.PREFLIGHT)
+        raise PreflightRefused([Problem(f.message, f.where or None, fix=f.fix) for f in refused])

@@ -19,7 +19,7 @@ class Capacity:
     cuda_gib: float
     """Total that CUDA (and so vLLM's budget) sees."""
     nvlink: bool = False
-    """Datacenter part whose GPUs talk over NVLink: vLLM then allocates buffers for its own all-reduce."""
+    """Hopper or later with NVLink: vLLM then allocates buffers for its own all-reduce."""
 
 
 CAPACITIES: tuple[Capacity, ...] = (
@@ -30,10 +30,10 @@ CAPACITIES: tuple[Capacity, ...] = (
     Capacity(r"h100 nvl", 95830, 93.11, True),
     Capacity(r"h20\b", 97871, 95.08, True),
     Capacity(r"h[18]00", 81559, 79.19, True),
-    Capacity(r"a[18]00.*80", 81920, 79.25, True),
-    Capacity(r"a100.*40", 40960, 39.49, True),
-    Capacity(r"v100.*32", 32768, 31.74, True),
-    Capacity(r"v100", 16384, 15.77, True),
+    Capacity(r"a[18]00.*80", 81920, 79.25),
+    Capacity(r"a100.*40", 40960, 39.49),
+    Capacity(r"v100.*32", 32768, 31.74),
+    Capacity(r"v100", 16384, 15.77),
     Capacity(r"rtx pro 6000", 97887, 94.97),
     Capacity(r"rtx pro 5000", 48935, 47.37),
     Capacity(r"rtx pro 4500", 32623, 31.38),

@@ -41,7 +41,7 @@ def _error(plan: Plan) -> list[Finding]:
             return [_refused(_UTILIZATION, message, f"set {_UTILIZATION} to {_safe_utilization(plan, gpu):.2f}")]
         case "memory":
             table = Problem(_headline(plan, gpu), facts=rows(plan, gpu))
-            return [_refused("engine", str(table), _fix(plan, gpu))]
+            return [_refused("", str(table), _fix(plan, gpu))]
 
 
 def _refused(where: str, message: str, fix: str) -> Finding:
