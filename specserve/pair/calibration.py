@@ -165,6 +165,15 @@ def save(calibration: Calibration, config: Path) -> Path:
     return path
 
 
+def keep(
+    config: Path, settings: Settings, vram: Mapping[str, Any], report: Report, *, engine_version: str | None
+) -> Path | None:
+    """Measure and save in one step, for ``launch --calibrate``; None when the engine did not say enough."""
+    name = key(settings, engine_version, vram["gpu_name"])
+    measured = measure(vram, report, key=name)
+    return None if measured is None else save(measured, config)
+
+
 def load(config: Path, *, key: str) -> Calibration | None:
     """The measurement beside the config, when it is of the same deployment."""
     try:

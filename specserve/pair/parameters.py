@@ -19,13 +19,18 @@ from specserve.pair.fields import MAX_LAYERS, Config, first_int, layer_count
 
 Entry = tuple[str, tuple[int, ...]]
 
+_UNGATED = {
+    "opt", "gpt2", "gpt_neox", "gptj", "falcon", "phi", "starcoder2", "bloom", "mpt", "nemotron", "nemotron_h",
+    "gpt_bigcode", "persimmon", "codegen",
+}  # fmt: skip
+"""Families whose MLP has two matrices instead of three."""
+
 
 def of_config(whole: Mapping[str, Any], config: Config) -> tuple[dict[str, TensorFacts], tuple[str, ...]] | None:
     """Tensors by name, and what was assumed about them; None where config.json names no decoder of this kind."""
     hidden, layers = first_int(config, "hidden_size", "n_embd", "d_model"), layer_count(config)
     vocabulary = first_int(config, "vocab_size") or first_int(whole, "vocab_size")
-    if not hidden or not layers or not vocabulary or not first_int(
-        config, "intermediate_size", "moe_intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"):  # fmt: skip
+    if not hidden or not layers or not vocabulary:
         return None
     entries: list[Entry] = [("model.embed_tokens.weight", (vocabulary, hidden)), ("model.norm.weight", (hidden,))]
     if not _tied(whole, config):
@@ -58,7 +63,13 @@ def _layer(config: Config, hidden: int, index: int, kind: str) -> Iterator[Entry
     if is_moe_layer(config, index):
         yield from _experts(config, hidden)
     else:
-        yield from _mlp("mlp.", hidden, first_int(config, "intermediate_size_mlp", "intermediate_size", "ffn_dim") or 0)
+        yield from _mlp("mlp.", hidden, _inner(config, hidden), gated=str(config.get("model_type")) not in _UNGATED)
+
+
+def _inner(config: Config, hidden: int) -> int:
+    """Width of a dense MLP; four times the hidden size where config.json leaves it out (GPT-2)."""
+    names = ("intermediate_size_mlp", "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
+    return first_int(config, *names) or 4 * hidden
 
 
 def _mtp(config: Config, hidden: int) -> Iterator[Entry]:
@@ -161,8 +172,9 @@ def _experts(config: Config, hidden: int) -> Iterator[Entry]:
         yield from _mlp("mlp.shared_experts.", hidden, shared)
 
 
-def _mlp(prefix: str, hidden: int, inner: int) -> Iterator[Entry]:
-    yield f"{prefix}gate_proj.weight", (inner, hidden)
+def _mlp(prefix: str, hidden: int, inner: int, *, gated: bool = True) -> Iterator[Entry]:
+    if gated:
+        yield f"{prefix}gate_proj.weight", (inner, hidden)
     yield f"{prefix}up_proj.weight", (inner, hidden)
     yield f"{prefix}down_proj.weight", (hidden, inner)
 

@@ -10,6 +10,10 @@ from typing import Any
 
 import yaml
 
+from specserve.config.load import load
+from specserve.engine.introspect import installed
+from specserve.engine.logs import EngineReport
+from specserve.pair import calibration
 from tests import checkpoints
 
 
@@ -71,3 +75,19 @@ def test_the_grid_is_a_table(tmp_path: Path) -> None:
     assert "max_model_len  draft" in done.stdout
     body = json.loads(run(tmp_path, pair(tmp_path), "--grid", "--format", "json").stdout)
     assert {"max_model_len", "draft", "utilization", "fits", "requests"} == body["grid"][0].keys()
+
+
+def test_what_was_measured_is_used_by_the_next_plan(tmp_path: Path) -> None:
+    """A calibration beside the config makes the plan say `measured`, and only for the deployment it was made of."""
+    body = pair(tmp_path)
+    vram = json.loads(run(tmp_path, body, "--format", "json").stdout)["vram"]
+    loaded = load(tmp_path / "pair.yaml", environ={})
+    said = EngineReport(model_loading_bytes=2**30, available_kv_bytes=17 * 2**30, kv_cache_tokens=1)
+    engine = installed()
+    version = None if engine is None else engine.version
+    assert calibration.keep(tmp_path / "pair.yaml", loaded.settings, vram, said, engine_version=version)
+    again = json.loads(run(tmp_path, body, "--format", "json").stdout)["vram"]
+    assert again["confidence"] == "measured"
+    assert again["gpus"][0]["kv_cache_bytes"] == 17 * 2**30
+    other = json.loads(run(tmp_path, body, "--format", "json", "--set", "engine.max_num_seqs=7").stdout)["vram"]
+    assert other["confidence"] == "modelled"

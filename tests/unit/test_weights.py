@@ -186,3 +186,13 @@ def test_parameters_counted_from_a_config_are_the_checkpoints() -> None:
     found = parameters.of_config(config, config)
     assert found is not None
     assert sum(t.nbytes for t in found[0].values()) == 2 * 8_030_261_248
+
+
+def test_gpt2_counts_two_matrices_of_four_times_its_width() -> None:
+    """GPT-2's config leaves the MLP's width out; 124,439,808 parameters without its learned positions and biases."""
+    config = {"model_type": "gpt2", "n_layer": 12, "n_head": 12, "n_embd": 768, "vocab_size": 50257,
+              "tie_word_embeddings": True}  # fmt: skip
+    found = parameters.of_config(config, config)
+    assert found is not None
+    matrices = sum(t.nbytes for t in found[0].values() if len(t.shape) == 2) // 2
+    assert matrices == 50257 * 768 + 12 * 12 * 768**2
