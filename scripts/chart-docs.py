@@ -123,6 +123,7 @@ def values_schema() -> str:
     said = described(node)
     application = Settings.model_json_schema(ref_template="#/$defs/{model}")
     definitions = application.pop("$defs")
+    application.pop("required")  # an empty config has a sentence of its own, in templates/_config_checks.tpl
     values.pop("config")
     schema = schema_of(values, "", said)
     schema["properties"] = {"config": application, **schema["properties"], "global": {"type": "object"}}

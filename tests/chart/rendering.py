@@ -14,6 +14,11 @@ CHART = ROOT / "helm" / "specserve"
 HELM = ROOT / ".cache" / "tools" / "helm"
 
 Values = dict[str, Any]
+CONFIG = {
+    "models": {"target_model": {"path": "/models/target"}},
+    "speculative_decoding": {"method": "ngram", "num_speculative_tokens": 4},
+}
+"""What tests serve unless they bring their own target."""
 
 
 @dataclass(frozen=True)
@@ -39,20 +44,26 @@ class Rendered:
 
 def run_helm(*arguments: str, values: Values | None = None) -> subprocess.CompletedProcess[str]:
     """helm with values on its standard input."""
-    given = yaml.safe_dump(values or {}, allow_unicode=True)
+    given = yaml.safe_dump(values or {}, allow_unicode=True, sort_keys=False)
     argv = [str(HELM), *arguments, "--values", "-"]
     return subprocess.run(argv, input=given, capture_output=True, text=True, timeout=60, check=False)
 
 
+def complete(values: Values | None) -> Values:
+    """The values, with the sections of a config that theirs lacks."""
+    given = dict(values or {})
+    return given | {"config": CONFIG | given.get("config", {})}
+
+
 def template(values: Values | None = None, *extra: str, release: str = "chat") -> Rendered:
     """Render, and fail with helm's own words when it refuses."""
-    out = run_helm("template", release, str(CHART), *extra, values=values)
+    out = run_helm("template", release, str(CHART), *extra, values=complete(values))
     assert out.returncode == 0, out.stderr
     return Rendered(tuple(d for d in yaml.safe_load_all(out.stdout) if d), out.stdout)
 
 
 def refusal(values: Values, *, release: str = "chat") -> str:
     """What helm says when it refuses these values."""
-    out = run_helm("template", release, str(CHART), values=values)
+    out = run_helm("template", release, str(CHART), values=complete(values))
     assert out.returncode != 0, "helm accepted it"
     return out.stderr

@@ -39,6 +39,9 @@
 {{- if and $v.autoscaling.keda.enabled (not $v.autoscaling.keda.prometheusAddress) -}}
 {{- fail "autoscaling.keda needs prometheusAddress, e.g. http://prometheus-operated.monitoring:9090" -}}
 {{- end -}}
+{{- if and $v.autoscaling.keda.enabled (eq (int $v.autoscaling.keda.minReplicas) 0) (not $v.autoscaling.keda.cron) -}}
+{{- fail "autoscaling.keda.minReplicas is 0: pods that are not there report no waiting requests, so nothing would wake them; add autoscaling.keda.cron, or set 1" -}}
+{{- end -}}
 {{- if and $v.leaderWorkerSet.enabled (or $v.autoscaling.keda.enabled $v.autoscaling.hpa.enabled) -}}
 {{- fail "autoscaling works on the Deployment; leaderWorkerSet has none, turn one of them off" -}}
 {{- end -}}

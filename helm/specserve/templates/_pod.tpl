@@ -151,6 +151,8 @@ volumes: {{- include "specserve.volumes" $root | nindent 2 }}
 {{- end }}
 - name: HOME
   value: /cache
+- name: USER # a user id without a name, as on OpenShift, has none to look up
+  value: specserve
 - name: XDG_CACHE_HOME
   value: /cache
 - name: HF_HOME

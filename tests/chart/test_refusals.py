@@ -1,0 +1,144 @@
+"""What cannot work is refused by `helm install` with a sentence, before a pod exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.chart.matrix import CASES
+from tests.chart.rendering import CHART, ROOT, Values, refusal, run_helm
+
+CONFIGS = sorted((ROOT / "tests" / "data" / "configs" / "bad").glob("*.yaml"))
+NOT_SEEN = {
+    "duplicate-key": "helm's parser keeps the last of two equal keys",
+    "flag-with-own-key": "the chart knows no vLLM flag",
+    "old-flag-in-extra-args": "the chart knows no vLLM flag",
+    "speculative-config-in-extra-args": "the chart knows no vLLM flag",
+    "open-to-the-network": "the pod listens on every address, behind auth.existingSecret or the NetworkPolicy",
+    "secret-file-missing": "the file is the pod's",
+    "variable-not-set": "the variable is the pod's",
+    "yaml-tag": "helm drops the tag, and what is left is a plain value",
+}
+"""Bad configs that the chart accepts, and why. The application sees what is left of them."""
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+def test_bad_configs_never_reach_a_pod(path: Path, tmp_path: Path) -> None:
+    """Every config that the application refuses is refused by helm, where a schema or a template can see it."""
+    values = tmp_path / "values.yaml"
+    lines = ["config:", *(f"  {line}" for line in path.read_text().splitlines())]
+    values.write_text("\n".join(lines) + "\n")
+    out = run_helm("template", "chat", str(CHART), "--values", str(values))
+    if path.stem in NOT_SEEN:
+        assert out.returncode == 0, out.stderr
+    else:
+        assert out.returncode != 0
+        assert re.search(r"config|yaml|YAML", out.stderr), out.stderr
+
+
+def test_the_guides_own_config_is_taken_as_it_is() -> None:
+    """Nothing of the chart's is merged into a config: a draft model without a method stays one."""
+    config = yaml.safe_load((ROOT / "configs" / "field-guide.yaml").read_text())
+    out = run_helm("template", "chat", str(CHART), values={"config": config})
+    assert out.returncode == 0, out.stderr
+    (text,) = [d["data"]["config.yaml"] for d in yaml.safe_load_all(out.stdout) if d and d["kind"] == "ConfigMap"]
+    assert yaml.safe_load(text) == config
+
+
+TWO_GPUS = {"models": {"target_model": {"path": "/models/t", "tensor_parallel_size": 2}}}
+BAD: dict[str, tuple[Values, str]] = {
+    "gpu-count": ({"gpu": {"count": 3}}, "gpu.count is 3 on 1 node(s), but the config asks for 1 GPUs"),
+    "latest": ({"image": {"tag": "latest"}}, "image.tag is 'latest'; name a version"),
+    "open": ({"networkPolicy": {"enabled": False}}, "anyone in the cluster could use the model"),
+    "grace": (
+        {"shutdown": {"gracePeriodSeconds": 60}},
+        "preStop and draining take 75 s: running requests would be killed",
+    ),
+    "liveness": ({"probes": {"liveness": {"failureThreshold": 1}}}, "must be at least 3, or one slow answer restarts"),
+    "keda-address": ({"autoscaling": {"keda": {"enabled": True}}}, "autoscaling.keda needs prometheusAddress"),
+    "keda-asleep": (
+        {"autoscaling": {"keda": {"enabled": True, "prometheusAddress": "http://p", "minReplicas": 0}}},
+        "pods that are not there report no waiting requests, so nothing would wake them",
+    ),
+    "two-autoscalers": (
+        {"autoscaling": {"keda": {"enabled": True, "prometheusAddress": "http://p"}, "hpa": {"enabled": True}}},
+        "two autoscalers of one Deployment fight, keep one",
+    ),
+    "nodes-uneven": (
+        {"leaderWorkerSet": {"enabled": True, "size": 3}, "models": {"existingClaim": "m"}},
+        "tensor x pipeline parallelism is 1, which 3 nodes cannot share evenly",
+    ),
+    "nodes-in-config": (
+        {"config": {"engine": {"node_count": 2}}},
+        "config.engine.node_count is 2, but 1 node(s) are deployed; set leaderWorkerSet.enabled",
+    ),
+    "nodes-scaled": (
+        {"leaderWorkerSet": {"enabled": True}, "autoscaling": {"hpa": {"enabled": True}}, "config": TWO_GPUS},
+        "autoscaling works on the Deployment; leaderWorkerSet has none",
+    ),
+    "nodes-canary": (
+        {"leaderWorkerSet": {"enabled": True}, "canary": {"enabled": True}, "config": TWO_GPUS} | CASES["http-route"],
+        "canary.enabled runs one more pod, but the model needs several",
+    ),
+    "pool-alone": ({"inferencePool": {"enabled": True}}, "inferencePool.enabled needs httpRoute.enabled"),
+    "source-elsewhere": (
+        {"models": {"size": "1Gi", "pull": True, "sources": {"target": "s3://bucket/llm/big"}}},
+        "models.sources.target is copied to /models/llm--big, but config.models.target_model.path is '/models/target'",
+    ),
+    "source-without-pull": (
+        {"models": {"size": "1Gi", "sources": {"target": "s3://bucket/llm/big"}}},
+        "models.sources.target is set, but models.pull is not",
+    ),
+    "two-monitors": (
+        {"metrics": {"serviceMonitor": {"enabled": True}, "podMonitor": {"enabled": True}}},
+        "every sample would be counted twice, keep one",
+    ),
+    "key-in-clear": ({"config": {"server": {"api_key": "abc"}}}, "config.server.api_key holds a secret in clear text"),
+    "token-in-clear": (
+        {"extraEnv": [{"name": "T", "value": "hf_abcdefghijklmn"}]},
+        "the values hold a Hub token in clear text",
+    ),
+    "rwo-replicas": (
+        {"models": {"size": "1Gi"}, "replicas": 2},
+        "models.accessModes is ReadWriteOnce, but more than one pod",
+    ),
+    "rwo-rolling": (
+        {"models": {"size": "1Gi"}, "strategy": {"type": "RollingUpdate"}},
+        "models.accessModes is ReadWriteOnce",
+    ),
+    "pull-nowhere": ({"models": {"pull": True}}, "models.pull needs somewhere to put them"),
+    "canary-alone": (
+        {"canary": {"enabled": True}},
+        "canary.enabled splits traffic by weight, which needs httpRoute.enabled",
+    ),
+    "ingress-host": ({"ingress": {"enabled": True}}, "ingress.enabled needs ingress.host"),
+    "route-gateway": ({"httpRoute": {"enabled": True}}, "httpRoute.enabled needs httpRoute.parentRefs"),
+    "typo-chart": ({"replcas": 2}, "additional properties 'replcas' not allowed"),
+    "typo-config": (
+        {"config": {"models": {"target_model": {"path": "/m", "tensor_parallel_sise": 2}}}},
+        "at '/config/models/target_model': additional properties 'tensor_parallel_sise' not allowed",
+    ),
+    "config-type": ({"config": {"server": {"port": "http"}}}, "at '/config/server/port': got string, want integer"),
+    "config-range": (
+        {"config": {"server": {"port": 70000}}},
+        "at '/config/server/port': maximum: got 70,000, want 65,535",
+    ),
+    "config-method": (
+        {"config": {"speculative_decoding": {"method": "eagle-3"}}},
+        "'/config/speculative_decoding/method'",
+    ),
+    "size": ({"models": {"size": "much"}}, "at '/models/size'"),
+    "pull-policy": ({"image": {"pullPolicy": "Sometimes"}}, "at '/image/pullPolicy'"),
+    "release": ({}, "a release named 'vllm' makes Kubernetes set VLLM_PORT"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_work_is_refused(name: str) -> None:
+    """Bad values fail at install with a sentence that names the value."""
+    values, sentence = BAD[name]
+    said = refusal(values, release="vllm" if name == "release" else "chat")
+    assert sentence in re.sub(r"\s+", " ", said)
