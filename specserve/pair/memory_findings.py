@@ -149,7 +149,7 @@ def _large_logits(plan: Plan) -> list[Finding]:
     if plan.late_bytes <= GIB:
         return []
     message = f"a full step of draft tokens needs {gib(plan.late_bytes)} of logits that vLLM's profiling does not see"
-    fix = "lower engine.max_num_seqs or speculative_decoding.num_speculative_tokens"
+    fix = "set speculative_decoding.max_batch_size, or lower engine.max_num_seqs or num_speculative_tokens"
     return [Finding("logits-buffer-large", "warning", "engine.max_num_seqs", message, fix)]
 
 

@@ -104,12 +104,10 @@ def sampler_bytes(config: Config, shape: Shape, constants: Constants) -> float:
 
 
 def unprofiled_logits(config: Config, shape: Shape) -> int:
-    """Float32 logits of ``max_num_seqs x k`` draft tokens, and the draft's own where they are kept: not profiled."""
-    rows = min(shape.max_num_seqs * (1 + shape.num_speculative_tokens), shape.max_num_batched_tokens) - logit_rows(
-        shape
-    )
+    """Float32 logits of every sequence's draft tokens, and the draft's own where they are kept: not profiled."""
+    full = min(shape.speculating_seqs * (1 + shape.num_speculative_tokens), shape.max_num_batched_tokens)
     copies = 2 if shape.keeps_draft_probabilities else 1
-    return max(0, rows) * copies * vocabulary(config) * 4
+    return max(0, full - logit_rows(shape)) * copies * vocabulary(config) * 4
 
 
 def forward_bytes(config: Config, shape: Shape, hidden: int) -> int:

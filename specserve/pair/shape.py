@@ -60,6 +60,8 @@ class Shape:
     async_scheduling: bool
     method: str | None
     num_speculative_tokens: int
+    speculating_seqs: int
+    """Sequences of the largest step that still speculates."""
     draft_tp: int
     keeps_draft_probabilities: bool
     """draft_sample_method probabilistic: the draft's distributions are kept until they are verified."""
@@ -141,6 +143,7 @@ def resolve(
         and settings.method not in _WITHOUT_ASYNC,
         method=settings.method,
         num_speculative_tokens=settings.speculative_decoding.num_speculative_tokens if settings.method else 0,
+        speculating_seqs=_speculating(settings, engine.max_num_seqs or min(seqs, max_tokens)),
         draft_tp=_draft_tp(settings, accounting),
         keeps_draft_probabilities=settings.speculative_decoding.draft_sample_method == "probabilistic",
         quantization=model.quantization, weight_format=weight_format(target.config),
@@ -224,6 +227,14 @@ def effective_kv_dtype(setting: str, config: Mapping[str, Any]) -> str:
     if isinstance(scheme, Mapping) and scheme.get("num_bits") == 8:
         return "fp8"
     return "fp8" if str(quantization.get("kv_cache_quant_algo", "")).upper() == "FP8" else setting
+
+
+def _speculating(settings: Settings, max_num_seqs: int) -> int:
+    """Beyond max_batch_size, or the schedule's last row that drafts, a step does not speculate."""
+    spec = settings.speculative_decoding
+    if spec.schedule is not None:
+        return min(max_num_seqs, max((last for _, last, tokens in spec.schedule if tokens), default=0))
+    return min(max_num_seqs, spec.max_batch_size or max_num_seqs)
 
 
 def _draft_tp(settings: Settings, accounting: Accounting) -> int:

@@ -48,7 +48,8 @@ def _overhead(stage: Stage, shape: Shape) -> list[Term]:
     graphs = (
         "captured sizes x (fixed + per layer)" if not shape.accounting.subtracts_graphs else "fixed + 1.1 MiB a size"
     )
-    late = f"(min(max_num_seqs x {1 + k}, max_num_batched_tokens) - {logit_rows(shape)} rows) x vocabulary x 4"
+    drafted = f"min({shape.speculating_seqs} sequences x {1 + k}, {shape.max_num_batched_tokens} tokens)"
+    late = f"({drafted} - {logit_rows(shape)} profiled rows) x vocabulary x 4"
     return [
         Term("activation", extra.activation, peak, _FITTED),
         Term("cuda_graphs", extra.cuda_graphs, graphs, _FITTED),

@@ -213,8 +213,10 @@ def test_draft_logits_that_no_profiling_sees_are_named() -> None:
     """1024 sequences x 3 draft tokens x 151936 x 4 bytes is 1.7 GiB."""
     message = only(plan(H100).findings(), "logits-buffer-large").message
     assert message == "a full step of draft tokens needs 1.7 GiB of logits that vLLM's profiling does not see"
-    small = plan(H100, engine={"max_num_seqs": 64})
-    assert not [f for f in small.findings() if f.code == "logits-buffer-large"]
+    small, bounded = plan(H100, engine={"max_num_seqs": 64}), plan(H100, speculation={"max_batch_size": 8})
+    scheduled = plan(H100, speculation={"schedule": [(1, 64, 3), (65, 1024, 0)]})
+    for made in (small, bounded, scheduled):
+        assert not [f for f in made.findings() if f.code == "logits-buffer-large"]
 
 
 def test_kept_draft_distributions_count_too() -> None:
