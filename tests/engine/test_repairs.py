@@ -134,7 +134,6 @@ def test_sampling_from_one_token_is_greedy(client):
     greedy = ask(client, temperature=0).text
     assert ask(client, temperature=1.0, top_k=1).text == greedy
     assert ask(client, temperature=1.0, top_p=1e-6).text == greedy
-    assert ask(client, temperature=0.5, min_p=1.0).text == greedy
 
 
 def test_top_k_bounds_the_rank(client):
@@ -173,7 +172,8 @@ def test_drafts_are_accepted_as_when_greedy(client):
 
 def test_sampled_tokens_follow_the_targets_distribution(client):
     """Frequencies of the first drafted token fit the target's probabilities: chi-square under its 1e-5 bound."""
-    ids = list(ask(client, 1, temperature=0).prompt_token_ids)
+    # One certain token, then one of some twenty: the beginnings of words.
+    ids = list(ask(client, 1, PROMPT.removesuffix(' "'), temperature=0).prompt_token_ids)
     sampling = {"temperature": 1.0, "ignore_eos": True, "return_token_ids": True}
     made = [c.token_ids for _ in range(20) for c in client.complete_each([ids] * 50, max_tokens=3, **sampling)]
     (first, count), *_ = Counter(tokens[0] for tokens in made).most_common(1)
@@ -187,6 +187,6 @@ def test_sampled_tokens_follow_the_targets_distribution(client):
     chi_square = sum((n - e) ** 2 / e for n, e in cells)
     degrees = max(1, len(cells) - 1)
     tail = math.log(1e5)  # Laurent and Massart: P(X >= d + 2 sqrt(dx) + 2x) <= exp(-x)
-    assert count >= 100
-    assert len(cells) >= 2
+    assert count >= 900
+    assert len(cells) >= 10
     assert chi_square < degrees + 2 * math.sqrt(degrees * tail) + 2 * tail
