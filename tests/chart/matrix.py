@@ -49,7 +49,7 @@ TOGGLES: dict[str, dict[str, Any]] = {
                 "enabled": True,
                 "prometheusAddress": "http://prometheus:9090",
                 "tokensPerSecond": 1500,
-                "cron": [{"timezone": "UTC", "start": "0 20 * * *", "end": "0 6 * * *", "replicas": 0}],
+                "cron": [{"timezone": "UTC", "start": "0 6 * * *", "end": "0 20 * * *", "replicas": 2}],
             }
         }
     },
