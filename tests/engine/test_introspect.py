@@ -113,7 +113,8 @@ def test_vllms_own_parser_takes_every_golden_command(facts: EngineFacts, tmp_pat
         assert parsed["port"] == settings.server.port
         assert parsed["speculative_config"] == speculative_config(settings)
         assert parsed["served_model_name"] == [settings.served_model_name]
-        assert check_command(build(settings, installed=facts.installed), facts) == []
+        installed = replace(facts.installed, distribution=golden["distribution"])
+        assert check_command(build(settings, installed=installed), facts) == []
 
 
 @pytest.mark.parametrize("extra", [{"frobnicate": 1}, {"max-logprobs": "many"}, {"scheduling-policy": "lifo"}])
