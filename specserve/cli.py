@@ -19,9 +19,25 @@ class _InOrder(click.Group):
         return list(self.commands)
 
 
+def _version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    """Print our version, the engine beside us, and the repairs we carry for it; no vLLM is imported."""
+    if not wanted or context.resilient_parsing:
+        return
+    from specserve.engine.introspect import installed
+    from specserve.engine.repairs import available_repairs
+
+    click.echo(f"specserve {__version__}")
+    click.echo(f"engine    {installed() or 'none here; pip install specserve[gpu] or specserve[cpu]'}")
+    for name, defect in available_repairs().items():
+        click.echo(f"repair    {name}: {defect}")
+    context.exit()
+
+
 @click.group(cls=_InOrder, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.option("--debug", is_flag=True, help="Verbose log, and the traceback of an error.")
-@click.version_option(__version__, prog_name="specserve")
+@click.option(
+    "--version", is_flag=True, callback=_version, expose_value=False, is_eager=True, help="Version, engine and repairs."
+)
 @click.pass_context
 def program(context: click.Context, debug: bool) -> None:
     """Speculative decoding on vLLM that is safe to run in production."""
