@@ -509,7 +509,7 @@ def test_features_that_are_on_by_default_can_be_switched_off() -> None:
 
 
 def test_cpu_engine_is_a_feature() -> None:
-    """The CPU engine with its repairs switched off is refused; with them it is fine."""
+    """The CPU engine with its repairs switched off is warned about; with them it is fine."""
     off = make(speculative_decoding=spec("ngram"), engine={"repairs": []})
     assert codes(ask(off, engine=CPU)) == ["known-bad-cpu-sampling"]
     assert codes(ask(off, engine=GPU)) == []
