@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def rendered_pod(folder: Path, ports: tuple[int, int], **values: Any) -> Pod:
         "server": {"port": ports[0], "served_model_name": "stub"},
         "models": {"target_model": {"path": str(folder)}},
         "speculative_decoding": {"method": "ngram", "num_speculative_tokens": 3},
-        "engine": {"drain_timeout_seconds": 8, "startup_timeout_seconds": 60},
+        "engine": {"drain_timeout_seconds": 5, "startup_timeout_seconds": 60},
         "sidecar": {"port": ports[1], "scrape_interval_seconds": 0.3, "canary_timeout_seconds": 2},
     }
     probes = {"startup": {"periodSeconds": 1}, "readiness": {"periodSeconds": 1}, "liveness": {"periodSeconds": 1}}
@@ -62,8 +63,8 @@ def pod(tmp_path: Path) -> Iterator[Callable[..., tuple[Pod, int]]]:
         return one, ports[0]
 
     yield start
-    for one in running:
-        one.stop()
+    with ThreadPoolExecutor() as together:
+        list(together.map(Pod.stop, running))
 
 
 def test_it_starts_in_order(pod: Callable[..., tuple[Pod, int]]) -> None:
@@ -80,7 +81,7 @@ def test_requests_in_flight_end_well(pod: Callable[..., tuple[Pod, int]]) -> Non
     one, port = pod()
     requests.post(f"http://127.0.0.1:{port}/__control", json={"step": 0.02}, timeout=5)
     statuses: list[int] = []
-    clients = [threading.Thread(target=lambda: statuses.append(complete(port, 300))) for _ in range(4)]
+    clients = [threading.Thread(target=lambda: statuses.append(complete(port, 180))) for _ in range(4)]
     for client in clients:
         client.start()
     time.sleep(0.5)
