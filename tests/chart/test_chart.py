@@ -69,7 +69,8 @@ def test_custom_objects_are_valid(rendered: Rendered) -> None:
     for document in rendered.documents:
         if (model := models.get(document["kind"])) is not None:
             understood = model.model_validate(document).model_dump(by_alias=True, exclude_unset=True, mode="json")
-            document["spec"].get("fallback", {}).pop("behavior", None)  # younger than the published models
+            for spec in (understood["spec"], document["spec"]):
+                spec.get("fallback", {}).pop("behavior", None)  # the models of KEDA 2.16 do not have it yet
             assert understood["spec"] == document["spec"]
 
 
