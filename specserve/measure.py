@@ -42,8 +42,10 @@ class Bench:
     out: Path
     environ: Mapping[str, str]
     progress: Progress = field(default_factory=Progress)
+    together: bool = False
+    """Keep every arm running, where they fit side by side: no restart between legs."""
     clock: Callable[[], float] = time.monotonic
-    _running: Server | None = None
+    _running: dict[str, Server] = field(default_factory=dict)
 
     def run(self, before: Result | None = None) -> Result:
         """Measure every block that ``before`` does not hold. Raises Interrupted with what was measured on disk."""
@@ -112,14 +114,13 @@ class Bench:
         self._keep(blocks=[*self._result.blocks, block], order=[*self._result.order, label])
 
     def _server(self, load: LoadClient, spec: ArmSpec) -> Server:
-        """The arm's server, started if it is not the one that runs."""
-        if self._running and self._running.spec.name == spec.name:
-            return self._running
-        if self._running and self._running.child:
-            self._keep(order=[*self._result.order, f"stop {self._running.spec.name}"])
-        self._stop()
+        """The arm's server, started if it does not run yet; others give way unless they may stay."""
+        if spec.name in self._running:
+            return self._running[spec.name]
+        if not self.together:
+            self._stop()
         self.progress.note(f"starting {spec.name}" if spec.url is None else f"using {spec.url} for {spec.name}")
-        self._running = server = Server(spec, self.out, self.environ)
+        server = self._running[spec.name] = Server(spec, self.out, self.environ)
         server.start()
         self._note_start(server)
         warm = self.plan.workloads[0]
@@ -145,14 +146,17 @@ class Bench:
         self._keep(arms=arms, order=[*self._result.order, f"start {server.spec.name}"])
 
     def _stop(self) -> None:
-        if self._running:
-            self._running.stop()
-            self._running = None
+        """End what runs; servers that ran before stay."""
+        for name in list(self._running):
+            server = self._running.pop(name)
+            if server.child is not None:
+                self._keep(order=[*self._result.order, f"stop {name}"])
+            server.stop()
 
     def _answers(self) -> list[result.Answers]:
         """Greedy answers compared. A B B A ends with the baseline, which is there to score what differs."""
         base, other = self.specs[0].name, self.specs[-1].name
-        if not self._running or self._running.spec.name != base:
+        if base not in self._running:
             return []
         out = []
         for workload in self.plan.workloads:
@@ -161,7 +165,7 @@ class Bench:
                 workload.name,
                 [b for b in blocks if b.arm == base],
                 [b for b in blocks if b.arm == other],
-                self._scorer(workload, self._running),
+                self._scorer(workload, self._running[base]),
             )
             if found is not None and workload.is_greedy:
                 out.append(found)

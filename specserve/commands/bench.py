@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 @click.option("--prompts", default=16, show_default=True, type=click.IntRange(1), help="Requests in one block.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Tokens of an answer; default: the workload's.")
 @click.option("--repeat", default=1, show_default=True, type=click.IntRange(1, 20), help="Times there and back again.")
+@click.option("--together", is_flag=True, help="Keep both arms running, on two ports; both must fit side by side.")
 @click.option("--seed", default=0, show_default=True, help="Picks the prompts.")
 @click.option("--completions", is_flag=True, help="Send plain completions: for models without a chat template.")
 @click.option("--url-baseline", help="Measure a server that already runs, without speculation.")
@@ -49,11 +50,13 @@ def bench(loaded: Loaded, output: str, out: Path, resume: bool, **options: Any) 
     from specserve import measure
 
     specs = _arms(loaded, options["arms"], options["url_baseline"], options["url_speculative"])
+    if options["together"]:
+        specs = [_moved(spec, i) for i, spec in enumerate(specs)]
     plan = _plan(specs, options)
     out.mkdir(parents=True, exist_ok=True)
     before = _before(out, resume, specs)
     with _Display() as display:
-        run = measure.Bench(specs, plan, out, dict(os.environ), display.progress())
+        run = measure.Bench(specs, plan, out, dict(os.environ), display.progress(), options["together"])
         result = run.run(before)
     write_reports([result], out)
     _say(result, out, output)
@@ -85,6 +88,19 @@ def _arm(loaded: Loaded, name: str) -> ArmSpec:
     elif name != "speculative":
         return ArmSpec(Path(name).stem, load(Path(name), environ=os.environ))
     return ArmSpec(name, load(loaded.path, environ=os.environ, overrides=overrides), overrides)
+
+
+def _moved(spec: ArmSpec, by: int) -> ArmSpec:
+    """The arm on a port of its own."""
+    import os
+    from dataclasses import replace
+
+    from specserve.config.load import load
+
+    if not by or spec.url is not None:
+        return spec
+    overrides = (*spec.overrides, f"server.port={spec.loaded.settings.server.port + by}")
+    return replace(spec, loaded=load(spec.loaded.path, environ=os.environ, overrides=overrides), overrides=overrides)
 
 
 def _plan(specs: Sequence[ArmSpec], options: dict[str, Any]) -> Plan:
