@@ -101,6 +101,10 @@ class Probe:
     _asleep: bool = False
     _still: int = 0
     """Reads in a row with work and without progress."""
+    _quiet: int = 0
+    """Reads in a row without progress, work or not."""
+    _pending: int = 0
+    """Reads without progress since the last canary was sent."""
     _unread: int = 0
     _unreachable: int = 0
     _scrape: Scrape = field(default_factory=lambda: Scrape("unreachable", "not tried yet"))
@@ -141,7 +145,7 @@ class Probe:
 
     def canary_sent(self, now: float) -> None:
         """A canary is on its way; none is asked for until it is back."""
-        self._in_flight, self._canary_sent = True, now
+        self._in_flight, self._canary_sent, self._pending = True, now, 0
 
     def canary_done(self, now: float, outcome: CanaryOutcome) -> None:
         """The canary is back. A token is progress, whatever the counters say."""
@@ -153,7 +157,8 @@ class Probe:
             self._failures += 1
 
     def _progress(self, now: float) -> None:
-        self._progress_at, self._still, self._failures, self._stalled = now, 0, 0, None
+        self._progress_at, self._stalled = now, None
+        self._still = self._quiet = self._pending = self._failures = 0
 
     def _read(self, now: float, snapshot: EngineSnapshot) -> None:
         self._unread = self._unreachable = 0
@@ -166,12 +171,10 @@ class Probe:
         running, waiting = snapshot.total("running"), snapshot.total("waiting")
         self._work = None if running is None else (running, waiting or 0.0)
         self._asleep = snapshot.asleep
+        self._quiet, self._pending = self._quiet + 1, self._pending + self._in_flight
+        self._still = self._still + 1 if self._work and any(self._work) else 0
         if marker != self._marker or self._asleep:
             self._progress(now)
-        elif self._work and any(self._work):
-            self._still += 1
-        else:
-            self._still = 0
         self._marker, self._process_start = marker, start or self._process_start
         if tokens:
             self._started = self._started or f"{tokens:.0f} output tokens since the engine started"
@@ -193,8 +196,9 @@ class Probe:
         running, waiting = self._work or (0.0, 0.0)
         if running and self._still >= self.policy.observations:
             return f"{self._seen()} in {self._still} reads in a row; {canary}"
-        if not running and not waiting and self._failures >= 2:
-            return f"nothing runs, and {self._failures} canaries in a row failed; {canary}"
+        # Gauges stand still with the engine: it may have hung between two requests. Then the canary is the work.
+        if not running and not waiting and (self._failures >= 2 or self._pending >= self.policy.observations):
+            return f"nothing runs by its gauges, and it does not complete a request either; {canary}"
         return None
 
     def _seen(self) -> str:
@@ -275,13 +279,12 @@ class Probe:
         if self._in_flight or self._unreachable or self._asleep or condition == "draining":
             return False
         rested = self._canary_sent is None or now - self._canary_sent >= self.policy.canary_interval_seconds
-        since = -1.0 if self._progress_at is None else self._progress_at
-        fresh = self._canary_sent is not None and self._canary_sent >= since
+        fresh = self._canary_sent is not None and self._canary_sent >= (self._progress_at or 0.0)
         match condition:
             case "starting":
                 return rested or self._canary is None or self._canary.result != "refused"
             case "idle":
-                return rested and now - since >= self.policy.canary_interval_seconds
+                return rested and self._quiet >= self.policy.settle
             case "blind" | "stalled" | "starved":
                 return rested
             case "suspect":
