@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from tests.chart.matrix import CASES
-from tests.chart.rendering import CHART, ROOT, Rendered, Values, complete, run_helm, template
+from tests.chart.rendering import CHART, HELM, ROOT, Rendered, Values, complete, run_helm, template
 
 PROBES = {"startupProbe", "readinessProbe", "livenessProbe"}
 VERSIONS = ("1.29.0", "1.32.0", "1.35.0")
@@ -72,6 +72,25 @@ def test_custom_objects_are_valid(rendered: Rendered) -> None:
             for spec in (understood["spec"], document["spec"]):
                 spec.get("fallback", {}).pop("behavior", None)  # the models of KEDA 2.16 do not have it yet
             assert understood["spec"] == document["spec"]
+
+
+HTTP_ROUTE = """
+import { readFileSync } from "node:fs";
+import { HTTPRoute } from "@kubernetes-models/gateway-api/gateway.networking.k8s.io/v1";
+new HTTPRoute(JSON.parse(readFileSync(0, "utf8"))).validate();
+"""
+
+
+@pytest.mark.parametrize("case", ["http-route", "canary", "inference-pool"])
+def test_http_routes_are_valid(case: str) -> None:
+    """HTTPRoutes fit the published model of the Gateway API; it checks types, not unknown fields."""
+    folder = HELM.parent
+    if not (folder / "node_modules").exists() or shutil.which("node") is None:
+        pytest.skip("node or the models of the Gateway API cannot be had (scripts/chart-tools)")
+    route = template(CASES[case]).of("HTTPRoute")
+    argv = ["node", "--input-type=module", "--eval", HTTP_ROUTE]
+    out = subprocess.run(argv, cwd=folder, input=json.dumps(route), text=True, capture_output=True, check=False)
+    assert out.returncode == 0, out.stderr
 
 
 def pods(rendered: Rendered) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
