@@ -18,7 +18,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -46,6 +46,8 @@ class Launched:
     """What specserve printed."""
     engine_log_path: Path
     mark: str
+    sessions: set[int] = field(default_factory=set)
+    """Every session seen: vLLM's workers write a title over their environment, which hides the mark."""
 
     def log(self) -> str:
         """What specserve printed until now."""
@@ -53,7 +55,8 @@ class Launched:
 
     def family(self) -> list[psutil.Process]:
         """Every living process of this launch, specserve first."""
-        found = [p for p in psutil.process_iter() if _carries(p, self.mark)]
+        self.sessions.update(s for p in psutil.process_iter() if _carries(p, self.mark) and (s := _session(p)))
+        found = [p for p in psutil.process_iter() if _session(p) in self.sessions]
         return sorted(found, key=lambda p: p.pid != self.process.pid)
 
     def stop(self) -> int:
@@ -64,6 +67,7 @@ class Launched:
 
     def end(self) -> list[str]:
         """Stop whatever still runs, by force if need be; the command lines of what had been left behind."""
+        self.family()  # sessions, while somebody still carries the mark
         try:
             self.stop()
         except subprocess.TimeoutExpired:
@@ -73,6 +77,14 @@ class Launched:
         for process in left:
             process.kill()
         return [str(process) for process in left]
+
+
+def _session(process: psutil.Process) -> int | None:
+    """The session of a living process."""
+    try:
+        return os.getsid(process.pid) if process.status() != psutil.STATUS_ZOMBIE else None
+    except (ProcessLookupError, psutil.NoSuchProcess):
+        return None
 
 
 def _carries(process: psutil.Process, mark: str) -> bool:
