@@ -57,6 +57,14 @@ BAD: dict[str, tuple[Values, str]] = {
         {"shutdown": {"gracePeriodSeconds": 60}},
         "preStop and draining take 75 s: running requests would be killed",
     ),
+    "shared-memory": (
+        {"sharedMemory": "32Gi"},
+        "resources.limits.memory is 32Gi, and /dev/shm, which counts toward it, may take 32Gi; give more",
+    ),
+    "shared-memory-units": (
+        {"sharedMemory": "1500Mi", "resources": {"limits": {"memory": "1.5G"}}},
+        "resources.limits.memory is 1.5G, and /dev/shm, which counts toward it, may take 1500Mi",
+    ),
     "liveness": ({"probes": {"liveness": {"failureThreshold": 1}}}, "must be at least 3, or one slow answer restarts"),
     "keda-address": ({"autoscaling": {"keda": {"enabled": True}}}, "autoscaling.keda needs prometheusAddress"),
     "keda-asleep": (

@@ -26,6 +26,11 @@
 {{- if and $v.gpu.count (ne (mul (int $v.gpu.count) $nodes) $model) -}}
 {{- fail (printf "gpu.count is %d on %d node(s), but the config asks for %d GPUs (tensor_parallel_size x pipeline_parallel_size)" (int $v.gpu.count) $nodes $model) -}}
 {{- end -}}
+{{- with ($v.resources.limits).memory -}}
+{{- if le (include "specserve.bytes" . | int64) (include "specserve.bytes" (include "specserve.sharedMemory" $) | int64) -}}
+{{- fail (printf "resources.limits.memory is %s, and /dev/shm, which counts toward it, may take %s; give more" (toString .) (include "specserve.sharedMemory" $)) -}}
+{{- end -}}
+{{- end -}}
 {{- $need := add $v.shutdown.preStopSeconds (include "specserve.drain" .) -}}
 {{- if le (include "specserve.grace" . | int) (int $need) -}}
 {{- fail (printf "shutdown.gracePeriodSeconds is %s, but preStop and draining take %d s: running requests would be killed; give more" (include "specserve.grace" .) $need) -}}

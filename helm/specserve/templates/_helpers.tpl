@@ -62,3 +62,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- define "specserve.grace" -}}
 {{ default (add .Values.shutdown.preStopSeconds (include "specserve.drain" .) 45) .Values.shutdown.gracePeriodSeconds }}
 {{- end }}
+
+{{- define "specserve.sharedMemory" -}}
+{{ default (printf "%dGi" (add 2 (include "specserve.gpus" . | int))) .Values.sharedMemory }}
+{{- end }}
+
+{{/* A quantity in bytes. */}}
+{{- define "specserve.bytes" -}}
+{{- $units := dict "" 1 "k" 1000 "K" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
+{{- $unit := regexFind "[A-Za-z]*$" (toString .) -}}
+{{ mulf (trimSuffix $unit (toString .) | float64) (get $units $unit | default 1) | int64 }}
+{{- end }}

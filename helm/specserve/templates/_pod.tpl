@@ -153,6 +153,8 @@ volumes: {{- include "specserve.volumes" $root | nindent 2 }}
   value: /cache
 - name: USER # a user id without a name, as on OpenShift, has none to look up
   value: specserve
+- name: XDG_STATE_HOME # records and the engine's log: of this pod alone, also on a shared cache
+  value: /tmp/state
 - name: XDG_CACHE_HOME
   value: /cache
 - name: HF_HOME
@@ -235,7 +237,7 @@ volumes: {{- include "specserve.volumes" $root | nindent 2 }}
 - name: shm
   emptyDir:
     medium: Memory
-    sizeLimit: {{ default (printf "%dGi" (add 2 (include "specserve.gpus" . | int))) .Values.sharedMemory }}
+    sizeLimit: {{ include "specserve.sharedMemory" . }}
 {{- range $name, $secret := dict "api" .Values.auth.existingSecret "tls" .Values.tls.existingSecret "hub" .Values.hub.existingSecret }}
 {{- if $secret }}
 - name: secret-{{ $name }}
