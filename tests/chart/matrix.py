@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+OUT = {"egress": [{"ports": [{"port": 443, "protocol": "TCP"}]}]}
 GATEWAY = {"httpRoute": {"enabled": True, "parentRefs": [{"name": "gw"}], "hostnames": ["a.example"]}}
 
 TOGGLES: dict[str, dict[str, Any]] = {
@@ -13,10 +14,15 @@ TOGGLES: dict[str, dict[str, Any]] = {
     "hub": {"hub": {"existingSecret": "hub"}},
     "models-claim": {"models": {"existingClaim": "models"}},
     "models-size": {"models": {"size": "100Gi"}},
-    "models-pull": {"models": {"size": "100Gi", "pull": True}, "hub": {"existingSecret": "hub"}},
+    "models-pull": {
+        "models": {"size": "100Gi", "pull": True},
+        "hub": {"existingSecret": "hub"},
+        "networkPolicy": OUT,
+    },
     "models-store": {
         "models": {"size": "100Gi", "pull": True, "sources": {"target": "s3://bucket/llm/big"}},
         "config": {"models": {"target_model": {"path": "/models/llm--big"}}},
+        "networkPolicy": OUT,
     },
     "several-nodes": {
         "leaderWorkerSet": {"enabled": True},

@@ -57,6 +57,18 @@ BAD: dict[str, tuple[Values, str]] = {
         {"shutdown": {"gracePeriodSeconds": 60}},
         "preStop and draining take 75 s: running requests would be killed",
     ),
+    "pull-locked-in": (
+        {"models": {"size": "1Gi", "pull": True}},
+        "models.pull must reach something outside, but networkPolicy.egress lets out DNS alone",
+    ),
+    "hub-locked-in": (
+        {"config": {"models": {"target_model": {"path": "Qwen/Qwen3-8B"}}}},
+        "config.models.target_model.path, a Hub id, must reach something outside",
+    ),
+    "alerts-locked-in": (
+        {"config": {"alerts": {"notify": [{"type": "alertmanager", "url": "http://am:9093"}]}}},
+        "config.alerts.notify must reach something outside",
+    ),
     "shared-memory": (
         {"sharedMemory": "32Gi"},
         "resources.limits.memory is 32Gi, and /dev/shm, which counts toward it, may take 32Gi; give more",

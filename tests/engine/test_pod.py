@@ -90,6 +90,7 @@ def running(
         "config": config,
         "gpu": {"resource": ""},
         "models": {"existingClaim": "models", "mountPath": str(ROOT / ".cache" / "models"), "pull": True},
+        "networkPolicy": {"egress": [{"ports": [{"port": 443}]}]},
         "shutdown": {"preStopSeconds": 2},
         "metrics": {"podMonitor": {"enabled": True, "interval": "1s"}},
         "probes": {"startup": {"periodSeconds": 2}, "liveness": {"periodSeconds": 3}},

@@ -97,4 +97,18 @@
 {{- if and $v.httpRoute.enabled (not $v.httpRoute.parentRefs) -}}
 {{- fail "httpRoute.enabled needs httpRoute.parentRefs: the Gateway that it joins" -}}
 {{- end -}}
+{{- if and $v.networkPolicy.enabled (not $v.networkPolicy.egress) -}}
+{{- $why := list -}}
+{{- if $v.models.pull }}{{ $why = append $why "models.pull" }}{{ end -}}
+{{- if dig "alerts" "notify" false $v.config }}{{ $why = append $why "config.alerts.notify" }}{{ end -}}
+{{- range $role := list "target_model" "draft_model" -}}
+{{- $path := include "specserve.config" (dict "root" $ "path" (list "models" $role "path") "default" "/") -}}
+{{- if and (not $v.models.pull) (not (hasPrefix "/" $path)) (not (hasPrefix "." $path)) (not (hasPrefix "$" $path)) -}}
+{{- $why = append $why (printf "config.models.%s.path, a Hub id," $role) -}}
+{{- end -}}
+{{- end -}}
+{{- if $why -}}
+{{- fail (printf "%s must reach something outside, but networkPolicy.egress lets out DNS alone; add a rule, e.g. [{ports: [{port: 443, protocol: TCP}]}]" (join " and " $why)) -}}
+{{- end -}}
+{{- end -}}
 {{- end }}
