@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from typing import Any
 
@@ -73,26 +74,34 @@ def _run(arguments: list[str]) -> int:
     debug = "--debug" in arguments
     try:
         result: Any = program.main(arguments, prog_name="specserve", standalone_mode=False)
-    except SpecserveError as error:
-        if debug:
-            raise
-        for problem in error.problems:
-            click.echo(click.style("Error: ", fg="red", bold=True) + str(problem), err=True)
-        return error.exit_code
+    except SystemExit:
+        # click's answer when the reader of our output went away (`| head`): nobody is there to be told.
+        return ExitCode.OK
     except click.exceptions.Abort:
         click.echo("Interrupted.", err=True)
         return ExitCode.INTERRUPTED
     except click.ClickException as error:
         error.show()
         return ExitCode.CONFIG
-    except BrokenPipeError:
-        # The reader of our output went away (`| head`): nothing to say, nobody to say it to.
-        sys.stderr.close()
-        return ExitCode.OK
-    except Exception as error:  # the last resort: what arrives here is a bug of ours
+    except Exception as error:
         if debug:
             raise
-        click.echo(f"Error: a bug in specserve: {type(error).__name__}: {error}", err=True)
-        click.echo("Fix: run again with --debug and report the traceback", err=True)
-        return ExitCode.BUG
+        return _told(error)
     return result if isinstance(result, int) else ExitCode.OK
+
+
+def _told(error: Exception) -> int:
+    """Say what went wrong on stderr; the exit code for it."""
+    if isinstance(error, SpecserveError):
+        for problem in error.problems:
+            click.echo(click.style("Error: ", fg="red", bold=True) + str(problem), err=True)
+        return error.exit_code
+    if isinstance(error, OSError) and (error.filename is not None or error.errno == errno.ENOSPC):
+        # What can be foreseen was caught with its place; what is left is a file or a disk of the user's, too.
+        click.echo(f"Error: {error.filename or 'output'}: {error.strerror or error}", err=True)
+        click.echo("Fix: name another file or folder, or make room and give access there", err=True)
+        return ExitCode.CONFIG
+    # The last resort: what arrives here is a bug of ours.
+    click.echo(f"Error: a bug in specserve: {type(error).__name__}: {error}", err=True)
+    click.echo("Fix: run again with --debug and report the traceback", err=True)
+    return ExitCode.BUG

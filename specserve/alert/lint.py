@@ -54,7 +54,7 @@ def problems(text: str, where: str, present: Collection[str]) -> Iterable[Proble
 
     An idle server leaves out what it does not know, so its families count as present by their table.
     """
-    rules = [rule for group in _groups(text, where) for rule in group.get("rules") or ()]
+    rules = [rule for group in _groups(text, where) for rule in group["rules"]]
     known = {*present, *FAMILIES, *(rule["record"] for rule in rules if "record" in rule)}
     for rule in rules:
         name = rule.get("alert") or rule.get("record")
@@ -72,4 +72,8 @@ def _groups(text: str, where: str) -> list[Mapping[str, Any]]:
     groups = document.get("groups") if isinstance(document, dict) else None
     if not isinstance(groups, list):
         raise ConfigError("no 'groups'; a Prometheus rule file is needed", where=where)
+    for group in groups:
+        rules = group.get("rules") if isinstance(group, dict) else None
+        if not isinstance(rules, list) or not all(isinstance(rule, dict) for rule in rules):
+            raise ConfigError("a group without a list of 'rules'; a Prometheus rule file is needed", where=where)
     return groups

@@ -163,7 +163,10 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 def _request(line: str, number: int, max_tokens: int) -> tuple[Request, float]:
     if not line.startswith(("{", "[")):
         return Request(id=f"line-{number}", prompt=line, max_tokens=max_tokens), 0.0
-    entry = json.loads(line)
+    try:
+        entry = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"is not JSON: {error}") from None
     if not isinstance(entry, dict):
         raise ValueError("is not a JSON object; must be one request")
     body = next((entry[k] for k in ("body", "request") if isinstance(entry.get(k), dict)), entry)

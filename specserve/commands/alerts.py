@@ -92,6 +92,10 @@ def lint(rules_file: str, urls: tuple[str, ...]) -> None:
     from specserve.errors import ConfigError
 
     present = {name for url in urls for name in exported(EngineClient(url).metrics_text())}
-    if found := list(problems(Path(rules_file).read_text("utf-8"), rules_file, present)):
+    try:
+        text = Path(rules_file).read_text("utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError("is not UTF-8 text; must be a Prometheus rule file", where=rules_file) from None
+    if found := list(problems(text, rules_file, present)):
         raise ConfigError(found)
     click.echo(f"{rules_file}: every series is exported")

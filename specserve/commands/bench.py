@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specserve.commands.options import config_command, format_option
+from specserve.commands.options import config_command, format_option, http_url
 
 if TYPE_CHECKING:
     from specserve.arm import ArmSpec
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 @click.option("--together", is_flag=True, help="Keep both arms running, on two ports; both must fit side by side.")
 @click.option("--seed", default=0, show_default=True, help="Picks the prompts.")
 @click.option("--completions", is_flag=True, help="Send plain completions: for models without a chat template.")
-@click.option("--url-baseline", help="Measure a server that already runs, without speculation.")
-@click.option("--url-speculative", help="Measure a server that already runs, with speculation.")
+@click.option("--url-baseline", callback=http_url, help="Measure a server that already runs, without speculation.")
+@click.option("--url-speculative", callback=http_url, help="Measure a server that already runs, with speculation.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("bench"), show_default=True, help="Output folder.")
 @click.option("--resume", is_flag=True, help="Continue what was interrupted in the output folder.")
 def bench(loaded: Loaded, output: str, out: Path, resume: bool, **options: Any) -> None:

@@ -46,6 +46,22 @@ def format_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
+def http_url(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    """Callback of an option that takes a base URL: refuses what no request can go to."""
+    from urllib.parse import urlsplit
+
+    if value is None:
+        return None
+    try:
+        parts = urlsplit(value)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number or too large, half an IPv6 address
+        usable = False
+    if not usable:
+        raise click.BadParameter(f"'{value}' is no URL; must be like http://127.0.0.1:8000")
+    return value
+
+
 def warn(problem: Problem) -> None:
     """Print a warning to stderr, in the shape of an error."""
     click.echo(click.style("Warning: ", fg="yellow") + str(problem), err=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specserve.commands.options import format_option
+from specserve.commands.options import format_option, http_url
 
 if TYPE_CHECKING:
     from specserve.config.load import Loaded
@@ -20,7 +20,7 @@ _COLOURS = {"PASS": "green", "FAIL": "red", "SKIP": "yellow"}
 @click.command()
 @click.argument("config", required=False, type=click.Path(path_type=Path))
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one key of CONFIG.")
-@click.option("--url", help="Base URL of the server; default: the one that CONFIG describes.")
+@click.option("--url", callback=http_url, help="Base URL of the server; default: the one that CONFIG describes.")
 @click.option("--api-key-file", type=click.Path(path_type=Path), help="Key for --url without CONFIG.")
 @click.option("--launch", "start", is_flag=True, help="Launch CONFIG first, and check at the end that it drains.")
 @click.option("--junit", type=click.Path(path_type=Path), help="Also write the outcome as JUnit XML.")
@@ -56,11 +56,20 @@ def _subject(loaded: Loaded | None, url: str | None, key_file: Path | None) -> S
     settings = loaded.settings if loaded else None
     key = settings.server.api_key.get_secret_value() if settings and settings.server.api_key else None
     if key_file is not None:
-        key = key_file.read_text(encoding="utf-8").strip()
+        key = _key(key_file)
     base = url or (settings.base_url if settings else "")
     own_certificate = settings is not None and url is None and settings.server.tls.cert_file is not None
     client = EngineClient(base, key, verify=not own_certificate)
     return Subject(client, settings, has_key=key is not None)
+
+
+def _key(file: Path) -> str:
+    from specserve.errors import ConfigError
+
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except UnicodeDecodeError:
+        raise ConfigError("is not UTF-8 text; must hold the key", where=f"--api-key-file {file}") from None
 
 
 def _launched(loaded: Loaded, told: Any) -> list[Outcome]:

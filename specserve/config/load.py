@@ -71,7 +71,9 @@ class _Cascade:
         for end in range(len(path), 0, -1):
             if path[:end] in self.places:
                 return self.places[path[:end]]
-        return self.doc.place(path)
+        # A value laid over a scalar, key by key (--set server.port.x=1), has its places further in.
+        inside = (place for key, place in self.places.items() if key[: len(path)] == path)
+        return next(inside, None) or self.doc.place(path)
 
 
 def load(path: Path, *, environ: Mapping[str, str], overrides: Sequence[str] = ()) -> Loaded:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
+from datetime import date
 from typing import Any
 
 from pydantic_core import ErrorDetails
@@ -27,7 +29,7 @@ _KINDS = {
     "model_type": "a section with keys of its own",
     "model_attributes_type": "a section with keys of its own",
 }
-_SECRET_WORDS = ("notify", "key", "token", "secret")
+_SECRETS = re.compile(r"notify|secret|(^|_)key$|(^|_)token$")
 _BOUNDS = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", "less_than_equal": "le"}
 _SIGNS = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
 
@@ -93,9 +95,9 @@ def _shown(path: KeyPath, value: Any) -> str:
         return "a mapping"
     if isinstance(value, list | tuple):
         return "a list"
-    if isinstance(value, str) and any(word in str(part) for part in path for word in _SECRET_WORDS):
+    if isinstance(value, str) and any(_SECRETS.search(str(part)) for part in path):
         return "a text"
-    text = repr(value)
+    text = repr(value.isoformat() if isinstance(value, date) else value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 

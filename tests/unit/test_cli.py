@@ -1,0 +1,128 @@
+"""The program as it is typed: what it says, and the exit code, for input that nobody should give."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from specserve import __version__, cli
+from specserve.engine.introspect import installed
+
+CONFIG = "models: {target_model: {path: /m}}\nspeculative_decoding: {method: ngram}\n"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a good config and files that are none of what a command wants."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ok.yaml").write_text(CONFIG)
+    (tmp_path / "binary").write_bytes(b"\x00\xff\xfe" * 100)
+    (tmp_path / "broken.json").write_text('{"a":')
+    (tmp_path / "folder").mkdir()
+    return tmp_path
+
+
+def typed(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command line."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(line.split())
+    said = capsys.readouterr()
+    return int(ended.value.code or 0), said.out, said.err
+
+
+def test_version_names_engine_and_repairs(capsys):
+    """--version says which engine is beside us and which of its defects we repair."""
+    code, out, _ = typed("--version", capsys)
+    assert code == 0
+    first, second, third = out.splitlines()
+    assert first == f"specserve {__version__}"
+    assert second.startswith(f"engine    {installed() or 'none here'}")
+    assert third.startswith("repair    cpu-speculative-sampling: ")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("config show missing.yaml", "Error: missing.yaml: no such file"),
+        ("config show folder", "Error: folder: is a folder; must be a YAML file"),
+        ("config show binary", "Error: binary:1: is not UTF-8 text; must be UTF-8"),
+        ("config show ok.yaml --set server.port", "Error: --set server.port: is not KEY=VALUE"),
+        (
+            "config show ok.yaml --set server.port.x=1",
+            "Error: --set server.port.x: 'server.port' is a mapping; must be a whole number",
+        ),
+        ("config show ok.yaml --set SERVER.PORT=1", "Error: --set SERVER.PORT: unknown key 'SERVER'"),
+        ("config show ok.yaml --set server.port=2026-01-01", "'server.port' is '2026-01-01'; must be a whole number"),
+        (
+            "config show ok.yaml --set speculative_decoding.num_speculative_tokens=1e99",
+            "'speculative_decoding.num_speculative_tokens' is '1e99'; must be a whole number",
+        ),
+        ("launch ok.yaml --ready-file folder", "File 'folder' is a directory"),
+        ("bench ok.yaml --out binary", "Error: binary: File exists"),
+        ("bench ok.yaml --concurrency 0", "Error: --concurrency: '0' must be different whole numbers from 1"),
+        ("bench ok.yaml --url-baseline x --url-speculative y", "'x' is no URL; must be like http://127.0.0.1:8000"),
+        ("bench ok.yaml --trace broken.json", "Error: broken.json:1: is not JSON: "),
+        ("bench ok.yaml --trace folder", "Error: folder: cannot be read: Is a directory"),
+        ("report binary", "Error: binary: is no benchmark result of version 1"),
+        ("trace redact broken.json out", "Error: broken.json:1: is not JSON: "),
+        ("trace redact ok.yaml nowhere/out", "Error: nowhere/out.tmp: No such file or directory"),
+        ("verify", "Error: verify: neither CONFIG nor --url is given; must have one"),
+        ("verify --url http://127.0.0.1:99999", "'http://127.0.0.1:99999' is no URL"),
+        ("verify --url http://[::1", "'http://[::1' is no URL"),
+        ("verify --url http://h --api-key-file binary", "Error: --api-key-file binary: is not UTF-8 text"),
+        ("verify --url http://h --api-key-file missing", "Error: missing: No such file or directory"),
+        ("alerts lint binary", "Error: binary: is not UTF-8 text; must be a Prometheus rule file"),
+        ("alerts lint ok.yaml", "Error: ok.yaml: no 'groups'; a Prometheus rule file is needed"),
+        ("nonsense", "Error: No such command 'nonsense'."),
+    ],
+)
+def test_bad_input_is_2_with_its_place(line, message, here, capsys):
+    """No input is a traceback or a bug of ours: its place is named on stderr, and the exit code is 2."""
+    code, out, err = typed(line, capsys)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("rules", ["groups: [3]", "groups: [{rules: 3}]", "groups: [{rules: [3]}]"])
+def test_rule_files_of_another_shape(rules, here, capsys):
+    """A rule file whose groups hold no rules is refused, not stumbled over."""
+    (here / "rules.yaml").write_text(rules)
+    code, _, err = typed("alerts lint rules.yaml", capsys)
+    assert code == 2
+    assert err == "Error: rules.yaml: a group without a list of 'rules'; a Prometheus rule file is needed\n"
+
+
+def test_every_command_explains_itself(capsys):
+    """--help works everywhere and says more than the name."""
+    commands = [[name] for name in cli.program.commands]
+    for name, command in cli.program.commands.items():
+        commands += [[name, sub] for sub in getattr(command, "commands", ())]
+    for words in commands:
+        code, out, err = typed(" ".join([*words, "--help"]), capsys)
+        assert (code, err) == (0, "")
+        assert len(out.splitlines()) > 5, words
+
+
+def test_a_full_disk_is_no_bug_of_ours(here, monkeypatch, capsys):
+    """What cannot be written for lack of room says so."""
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["config", "schema"])
+        monkeypatch.undo()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())  # what is still in its buffer
+    assert ended.value.code == 2
+    assert "Error: output: No space left on device\nFix: " in capsys.readouterr().err
+
+
+def test_show_as_json_tells_where_each_value_is_from(here, capsys):
+    """config show --format json has one entry a key: the value and its source."""
+    code, out, _ = typed("config show ok.yaml --set server.port=9000 --format json", capsys)
+    assert code == 0
+    shown = json.loads(out)
+    assert shown["server.port"] == {"value": 9000, "source": "--set server.port"}
+    assert shown["speculative_decoding.method"] == {"value": "ngram", "source": "ok.yaml:2"}
