@@ -60,6 +60,8 @@ class Launch:
     state_folder: Path | None = None
     """Where the sidecar keeps its baseline; None beside the records."""
     visible_devices: str | None = None
+    calibrate: Path | None = None
+    """The config file beside which the engine's own memory figures are kept; None keeps nothing."""
 
 
 def plan(
@@ -69,6 +71,7 @@ def plan(
     skip: Sequence[str] = (),
     engine_log: Path | None = None,
     check: bool = True,
+    calibrate: bool = False,
 ) -> Launch:
     """Check and decide; starts nothing. Raises PreflightRefused or ConfigError with everything that is wrong."""
     from specserve import gpu, preflight, watch
@@ -109,6 +112,7 @@ def plan(
         engine_version=engine.version,
         state_folder=watch.default_state_dir(environ),
         visible_devices=environ.get("CUDA_VISIBLE_DEVICES"),
+        calibrate=loaded.path if calibrate else None,
     )
 
 
@@ -268,6 +272,26 @@ class _Run:
                 self._report.note(follows(self._launch.settings))
             else:
                 self._report.ready(self._serving())
+                self._reconcile()
+
+    def _reconcile(self) -> None:
+        """Hold the engine's own memory figures against the plan, and keep them for the next plan if asked to."""
+        from specserve.pair import calibration
+
+        launch = self._launch
+        planned = launch.report.vram if launch.report else None
+        if not planned or not planned.get("gpus"):
+            return
+        if warning := calibration.reconcile(planned, self._said).warning:
+            self._report.note(f"Warning: {warning}")
+        if launch.calibrate is None:
+            return
+        kept = calibration.keep(
+            launch.calibrate, launch.settings, planned, self._said, engine_version=launch.engine_version
+        )
+        self._report.note(
+            f"memory figures kept in {kept}" if kept else "the engine did not say enough to calibrate the memory plan"
+        )
 
     def _serving(self) -> Serving:
         settings, said = self._launch.settings, self._said

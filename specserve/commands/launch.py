@@ -35,6 +35,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--skip", multiple=True, metavar="CODE", help="Leave out a preflight finding by its code.")
 @click.option("--reap", is_flag=True, help="First end what a killed specserve left behind.")
 @click.option("--engine-log", type=_FILE, help="File for the engine's output.")
+@click.option("--calibrate", is_flag=True, help="Keep the engine's own memory figures for the next plan.")
 @click.option("--ready-file", type=_FILE, help="Written as JSON when the server is ready: for scripts that wait.")
 @click.pass_context
 def launch(
@@ -46,6 +47,7 @@ def launch(
     reap: bool,
     engine_log: Path | None,
     ready_file: Path | None,
+    calibrate: bool,
 ) -> None:
     """Start the server of CONFIG and stay with it until it is stopped.
 
@@ -61,7 +63,7 @@ def launch(
         return
     debug = bool((context.obj or {}).get("debug"))
     run(
-        lambda: serve.plan(loaded, environ=os.environ, skip=skip, engine_log=engine_log),
+        lambda: serve.plan(loaded, environ=os.environ, skip=skip, engine_log=engine_log, calibrate=calibrate),
         secrets=loaded.secrets(),
         debug=debug,
         reap=reap,
