@@ -55,9 +55,9 @@ def test_crash_before_ready_is_4_with_the_engines_last_lines(launch, tmp_path):
 
 def test_a_start_that_hangs_is_4_and_names_its_phase(launch):
     """The deadline is ours, not the engine's."""
-    program = launch("--set", "engine.startup_timeout_seconds=1", "--stub-ready-after", "inf")
+    program = launch("--set", "engine.startup_timeout_seconds=5", "--stub-ready-after", "inf")
     assert program.ends() == 4
-    assert "Error: engine: not ready within 1 s, in phase 'loading target weights'" in program.output
+    assert "Error: engine: not ready within 5 s, in phase 'loading target weights'" in program.output
 
 
 def test_healthy_but_silent_is_not_ready(launch):
@@ -71,7 +71,7 @@ def test_healthy_but_silent_is_not_ready(launch):
 
 def test_a_completion_that_fails_is_named(launch):
     """What the last readiness check met is part of the message."""
-    program = launch("--set", "engine.startup_timeout_seconds=3", "--stub-completion-status", 500)
+    program = launch("--set", "engine.startup_timeout_seconds=6", "--stub-completion-status", 500)
     assert program.ends() == 4
     assert "answered 500" in program.output
 

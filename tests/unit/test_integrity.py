@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from specserve import cli
 from specserve.errors import ConfigError
 from specserve.pair import integrity, pull
 from specserve.pair.facts import ModelFacts, read
@@ -140,30 +141,31 @@ def config(tmp_path: Path) -> Path:
 
 def specserve(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """The command line in a process of its own."""
-    program = (
-        "import sys\nfrom specserve import cli\nfrom specserve.commands import models\n"
-        "cli.program.add_command(models.models)\ncli.main()"
-    )
     env = {"PATH": os.environ["PATH"], **environ}
-    return subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, env=env, check=False
-    )
+    command = [sys.executable, "-m", "specserve", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=env, check=False)
 
 
-def test_commands(config: Path) -> None:
+def test_commands(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Lock, verify, change one byte, verify again: 0, 0, 3; without a manifest 2."""
-    assert specserve("models", "verify", str(config)).returncode == 2
-    locked = specserve("models", "lock", str(config))
-    assert (locked.returncode, locked.stderr) == (0, "")
-    assert locked.stdout == f"{config.with_suffix('.lock.json')}: 8 files of 2 models\n"
+
+    def typed(command: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["models", command, str(config)])
+        return (int(ended.value.code or 0), *capsys.readouterr())
+
+    assert typed("verify")[0] == 2
+    code, out, err = typed("lock")
+    assert (code, err) == (0, "")
+    assert out == f"{config.with_suffix('.lock.json')}: 8 files of 2 models\n"
     assert set(json.loads(config.with_suffix(".lock.json").read_text())["models"]) == {"target_model", "draft_model"}
-    assert specserve("models", "verify", str(config)).returncode == 0
+    assert typed("verify")[0] == 0
     weights = config.parent / "draft" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
-    refused = specserve("models", "verify", str(config))
-    assert refused.returncode == 3
-    assert "Error: models.draft_model.path: model.safetensors: has SHA-256" in refused.stderr
-    assert "Traceback" not in refused.stderr
+    code, _, err = typed("verify")
+    assert code == 3
+    assert "Error: models.draft_model.path: model.safetensors: has SHA-256" in err
+    assert "Traceback" not in err
 
 
 @pytest.fixture(scope="module")
