@@ -69,12 +69,12 @@ def _ratio(target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:
         return
     sizes = f"the draft's weights are {size(theirs)}, the target's {size(ours)}"
     if theirs / ours > LARGEST:
-        message = f"{sizes}: 1/{ours / theirs:.1f}; above 1/4 each draft token costs too much of what it saves"
+        message = f"{sizes} ({theirs / ours:.2g} times as much); above 1/4 each draft token costs too much of what it saves"
     elif theirs / ours < SMALLEST:
         message = f"{sizes}: 1/{ours / theirs:.0f}; below 1/50 a draft rarely guesses well enough"
     else:
         return
-    yield Finding("size-ratio", "warning", DRAFT, message, "measure: specserve bench run")
+    yield Finding("size-ratio", "warning", DRAFT, message, "measure: specserve bench CONFIG")
 
 
 def served_length(settings: Settings, target: ModelFacts) -> int | None:
