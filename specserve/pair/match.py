@@ -69,7 +69,7 @@ def _ratio(target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:
         return
     sizes = f"the draft's weights are {size(theirs)}, the target's {size(ours)}"
     if theirs / ours > LARGEST:
-        message = f"{sizes} ({theirs / ours:.2g} times as much); above 1/4 each draft token costs too much of what it saves"
+        message = f"{sizes} ({theirs / ours:.2g} times as much); above 1/4 a draft costs too much of what it saves"
     elif theirs / ours < SMALLEST:
         message = f"{sizes}: 1/{ours / theirs:.0f}; below 1/50 a draft rarely guesses well enough"
     else:
