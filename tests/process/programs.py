@@ -24,7 +24,7 @@ MARK = "STUB_TEST_ID"
 """Inherited by every descendant, so that a test finds what it left behind."""
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 15.0, what: str = "") -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 40.0, what: str = "") -> None:
     """Poll until true; fail loudly after the time."""
     end = time.monotonic() + seconds
     while not condition():
@@ -71,14 +71,14 @@ class Program:
 
     def control(self, **switches: object) -> dict:
         """``POST /__control`` of the stub."""
-        return requests.post(f"{self.url}/__control", json=switches, timeout=5).json()
+        return requests.post(f"{self.url}/__control", json=switches, timeout=20).json()
 
     def crash(self) -> None:
         """Let the stub exit with status 1."""
         with contextlib.suppress(requests.RequestException):  # it may be gone before it has answered
             self.control(crash=1)
 
-    def says(self, text: str, seconds: float = 15.0) -> None:
+    def says(self, text: str, seconds: float = 40.0) -> None:
         """Wait for a text in the output."""
         wait_until(lambda: text in self.output or self.process.poll() is not None, seconds, f"{text!r} in the output")
         assert text in self.output, self.output
@@ -87,7 +87,7 @@ class Program:
         """Send a signal to the program alone."""
         self.process.send_signal(number)
 
-    def ends(self, seconds: float = 15.0) -> int:
+    def ends(self, seconds: float = 40.0) -> int:
         """Wait for the end; the exit status."""
         try:
             return self.process.wait(timeout=seconds)

@@ -173,7 +173,7 @@ def test_a_starved_engine_is_named_and_left_alive(stub, sidecar) -> None:
 
 
 def test_a_saturated_engine_is_alive(stub, sidecar) -> None:
-    """Two slots, sixteen clients, slow steps, canaries that would time out in the queue: never stalled, always ready."""
+    """Two slots, sixteen clients, slow steps, canaries that would time out in the queue: not stalled, always ready."""
     engine = stub(*SPEC, "--max-num-seqs", 2, "--stub-step", 0.1)
     watcher = sidecar(engine.port)
     watcher.becomes("idle")
@@ -182,9 +182,11 @@ def test_a_saturated_engine_is_alive(stub, sidecar) -> None:
         seen = set()
         end = time.monotonic() + 6 * CANARY
         while time.monotonic() < end:
-            seen.add((watcher.condition() in ("progressing", "suspect"), *watcher.probes()))
+            seen.add((watcher.condition(), *watcher.probes()))
             time.sleep(INTERVAL / 2)
-    assert seen == {(True, 200, 200, 200)}
+    # On a busy machine a read of /metrics may miss its time: blind for a moment, which must not matter either.
+    assert seen <= {(c, 200, 200, 200) for c in ("progressing", "suspect", "blind")}
+    assert ("progressing", 200, 200, 200) in seen
 
 
 @pytest.mark.parametrize(
@@ -235,9 +237,12 @@ def test_acceptance_is_what_the_engine_did(stub, sidecar) -> None:
     engine.control(reset_counters=True)
     engine.control(drafts=4000)
     wait_until(lambda: (watcher.number('specserve_window_drafts{window="1m"}') or 0) >= 8000)
-    assert watcher.number('specserve_window_drafts{window="1m"}') == 8000
-    assert watcher.number('specserve_acceptance_rate{window="1m"}') == pytest.approx(0.5, abs=0.02)
-    positions = watcher.status()["windows"]["1m"]["acceptance_rate_per_position"]
+    wait_until(lambda: watcher.number('specserve_acceptance_rate{window="1m"}') is not None)
+    minute: dict = {}  # of one answer: a read that a busy machine makes late leaves the next one without numbers
+    wait_until(lambda: minute.update(watcher.status()["windows"].get("1m", {})) or "window_drafts" in minute)
+    assert minute["window_drafts"] == 8000
+    assert minute["acceptance_rate"] == pytest.approx(0.5, abs=0.02)
+    positions = minute["acceptance_rate_per_position"]
     assert [positions[str(i)] for i in range(3)] == [1.0, pytest.approx(0.5, abs=0.05), 0.0]
 
 

@@ -116,15 +116,16 @@ def test_restarts_back_off_and_then_give_up(launch):
 
 def test_term_drains_running_requests_and_refuses_new_ones(launch):
     """Eight streams in flight end with [DONE]; a ninth gets 503; exit code 0."""
-    program = launch()
+    program = launch("--set", "engine.drain_timeout_seconds=30")
     program.says("engine log")
-    program.control(step=0.05, acceptance="0")
+    program.control(step=0.5, acceptance="0")  # streams of ten seconds, until the ninth has been refused
     answers: list = []
     threads = [complete(program.url, answers) for _ in range(8)]
     wait_until(lambda: program.control()["in_flight"] == 8)
     program.signal(signal.SIGTERM)
     program.says("draining")
     wait_until(lambda: not complete(program.url, late := []).join() and late and late[0][0] == 503)
+    program.control(step=0.01)
     for thread in threads:
         thread.join()
     assert answers == [(200, True)] * 8
