@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +41,13 @@ class Rendered:
     def pod(self, kind: str = "Deployment", name: str | None = None) -> dict[str, Any]:
         """The pod of a workload."""
         return self.of(kind, name)["spec"]["template"]["spec"]
+
+
+def fetch_tools() -> None:
+    """Fetch helm and what else comes with it; skips where it cannot be had."""
+    done = subprocess.run([str(ROOT / "scripts" / "chart-tools")], capture_output=True, text=True, check=False)
+    if not HELM.exists():
+        pytest.skip(f"helm cannot be had (scripts/chart-tools): {done.stderr[-300:]}")
 
 
 def run_helm(*arguments: str, values: Values | None = None) -> subprocess.CompletedProcess[str]:

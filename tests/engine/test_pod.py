@@ -21,7 +21,7 @@ import yaml
 
 from tests.alert_stack import WHY_NOT, free_ports, process, wait_for
 from tests.chart.kubelet import Pod
-from tests.chart.rendering import HELM, Rendered, template
+from tests.chart.rendering import Rendered, fetch_tools, template
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 420
@@ -74,8 +74,7 @@ def running(
     tmp_path_factory: pytest.TempPathFactory, tiny_pair: dict[str, Path], engine_host: Any
 ) -> Iterator[Running]:
     """The tiny pair in the pod that the chart renders for it, ready."""
-    if not HELM.exists():
-        pytest.skip("helm is not here (scripts/chart-tools)")
+    fetch_tools()
     engine_host.end()
     folder = tmp_path_factory.mktemp("pod")
     port, sidecar = free_ports(2)
