@@ -1,6 +1,6 @@
 """Write what follows from our schemas: docs/config.md and docs/result.schema.json.
 
-    .venv/bin/python scripts/update_docs.py
+.venv/bin/python scripts/update_docs.py
 """
 
 from __future__ import annotations

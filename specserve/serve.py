@@ -225,7 +225,9 @@ class _Run:
         line = self._log.write(raw)
         trouble = self._troubles.of(line)
         if trouble:
-            self._report.engine_line(trouble)
+            # An engine that is told to end complains of being ended; the log has it.
+            if self._supervisor.machine.state is not State.STOPPING:
+                self._report.engine_line(trouble)
         elif trouble is None and self._supervisor.machine.state is State.STARTING:
             phase = logs.phase(line)
             if phase is not None:

@@ -86,7 +86,8 @@ def _respond(hub: Hub, path: str, headers: dict[str, str]) -> Answer:
     if revision not in ("main", COMMIT):
         return 404, {"X-Error-Code": "RevisionNotFound"}, b""
     if api and parts[2:3] == ["tree"]:
-        tree = [{"type": "file", "path": f.name, "size": f.stat().st_size, "oid": f.name} for f in sorted(folder.iterdir())]
+        files = sorted(folder.iterdir())
+        tree = [{"type": "file", "path": f.name, "size": f.stat().st_size, "oid": f.name} for f in files]
         return 200, {"Content-Type": "application/json"}, json.dumps(tree).encode()
     if api:
         siblings = [{"rfilename": f.name, "size": f.stat().st_size} for f in sorted(folder.iterdir())]
