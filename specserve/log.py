@@ -7,11 +7,27 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TextIO
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 _SECRET_SHAPES = re.compile(r"\b(hf_[A-Za-z0-9]{10,}|sk-[A-Za-z0-9_-]{10,})|(?i:(bearer\s+)\S+)")
+
+_SECRET_NAME = re.compile(r"(^|[_-])(TOKEN|(API)?KEY|CREDENTIALS?)$|ACCESS_KEY|SECRET|PASSW", re.IGNORECASE)
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a variable of this name holds a secret, as far as names can tell.
+
+    >>> [is_secret_name(name) for name in ("HF_TOKEN", "AWS_ACCESS_KEY_ID", "TOKENIZERS_PARALLELISM")]
+    [True, True, False]
+    """
+    return _SECRET_NAME.search(name) is not None
+
+
+def masked(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The mapping with secrets, known by their names, as ``***``."""
+    return {name: "***" if is_secret_name(name) else value for name, value in values.items()}
 
 
 class Redactor(logging.Filter):

@@ -18,6 +18,7 @@ from specserve.config.document import Document, KeyPath, dotted, read
 from specserve.config.schema import Settings
 from specserve.config.sentences import known_keys, sentence
 from specserve.errors import ConfigError, Problem
+from specserve.log import is_secret_name
 
 PREFIX = "SPECSERVE_"
 _NOT_OURS = re.compile(r"_SERVICE_(HOST|PORT)|_PORT(_\d+_(TCP|UDP))?(_|$)|^SPECSERVE_(REPAIRS|CACHE)$")
@@ -39,8 +40,9 @@ class Loaded:
     """The ``--set`` values that it was loaded with."""
 
     def secrets(self) -> tuple[str, ...]:
-        """Every secret value, for the redaction of logs."""
-        return tuple(s.get_secret_value() for _, s in _secrets(self.settings, ()))
+        """Every secret value, for the redaction of logs; of ``engine.env`` what its names say is one."""
+        known = tuple(s.get_secret_value() for _, s in _secrets(self.settings, ()))
+        return (*known, *(value for name, value in self.settings.engine.env.items() if is_secret_name(name)))
 
 
 @dataclass

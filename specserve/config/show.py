@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, SecretStr
 
 from specserve.config.load import Loaded
+from specserve.log import masked
 
 DEFAULT = "default"
 
@@ -48,7 +49,9 @@ def _walk(loaded: Loaded, section: BaseModel, prefix: str, out: list[Row]) -> No
 
 
 def _plain(value: Any) -> Any:
-    return "***" if isinstance(value, SecretStr) else value
+    if isinstance(value, SecretStr):
+        return "***"
+    return masked(value) if isinstance(value, dict) else value
 
 
 def _source(loaded: Loaded, key: str) -> str:

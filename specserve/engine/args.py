@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Any
 from specserve.config.schema import Settings
 from specserve.engine.introspect import Installed, release
 from specserve.errors import ConfigError, Problem
+from specserve.log import masked
 
 Flags = dict[str, Any]
 """Flag without dashes -> value: see :func:`_render` for what each type becomes."""
@@ -79,7 +79,6 @@ _BY_METHOD: Mapping[str, tuple[str, ...]] = {
 }
 _ANY_METHOD = ("draft_sample_method", "rejection_sample_method", "parallel_drafting", "disable_padded_drafter_batch")
 
-_SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 QUIET_PATHS = "/health,/metrics,/ping"
 """Paths whose access log would drown the engine's own lines."""
 
@@ -341,8 +340,3 @@ def shell_line(command: EngineCommand) -> str:
     """
     env = [f"{name}={shlex.quote(value)}" for name, value in masked(command.env).items()]
     return " ".join([*env, shlex.join(command.argv)])
-
-
-def masked(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment with secrets, known by their names, as ``***``."""
-    return {name: "***" if _SECRET_NAME.search(name) else value for name, value in env.items()}

@@ -147,6 +147,14 @@ def test_secrets_come_from_files_and_are_never_shown(tmp_path: Path) -> None:
     assert "s3cret" not in repr(loaded) + json.dumps(shown)
 
 
+def test_secrets_in_the_engines_environment_are_known_by_their_names(tmp_path: Path) -> None:
+    """A token in engine.env is masked where the config is shown and redacted in logs; other variables are not."""
+    loaded = load_text(tmp_path, NGRAM + "engine: {env: {HF_TOKEN: tops3cret, TOKENIZERS_PARALLELISM: 'false'}}\n")
+    shown = {r.key: r.value for r in rows(loaded)}
+    assert shown["engine.env"] == {"HF_TOKEN": "***", "TOKENIZERS_PARALLELISM": "false"}
+    assert loaded.secrets() == ("tops3cret",)
+
+
 def test_a_secret_given_twice_is_refused(tmp_path: Path) -> None:
     """A secret and its file together are two truths."""
     (tmp_path / "key").write_text("k")
