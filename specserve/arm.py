@@ -16,10 +16,15 @@ from specserve.bench.workload import Request
 from specserve.config.load import Loaded
 from specserve.engine import corruption, metrics
 from specserve.engine.client import EngineClient, EngineError
-from specserve.errors import EngineStartError, Problem
+from specserve.errors import ConfigError, EngineStartError, ExitCode, PreflightRefused, Problem, SpecserveError
 from specserve.supervise.child import Child, exit_cause
 
 POLL_SECONDS = 0.2
+_REFUSALS: Mapping[int, type[SpecserveError]] = {
+    ExitCode.CONFIG: ConfigError,
+    ExitCode.PREFLIGHT: PreflightRefused,
+}
+"""A launch that refused before it started anything: its verdict is ours."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,8 @@ class Server:
             while not told.exists():
                 if (status := self.child.poll()) is not None:
                     tail = tuple(("log", line) for line in self.child.lines()[-20:])
-                    raise EngineStartError(
+                    refused = _REFUSALS.get(status, EngineStartError)
+                    raise refused(
                         [Problem(f"{exit_cause(status)} before it was ready", f"arm '{self.spec.name}'", tail)]
                     )
                 time.sleep(POLL_SECONDS)
