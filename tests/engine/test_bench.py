@@ -173,7 +173,7 @@ def run_bench(config: str, out: Path, *extra: str) -> subprocess.CompletedProces
 def test_lookup_makes_code_edits_faster(engine_host, smollm2: Path, tmp_path: Path) -> None:
     """SmolLM2 with n-gram lookup returns edited code faster than without, with the same answers."""
     engine_host.end()
-    load = ["--workload", "code-edit", "--concurrency", "1", "--prompts", "10", "--max-tokens", "64"]
+    load = ["--workload", "code-edit", "--concurrency", "1", "--prompts", "20", "--max-tokens", "48"]
     extra = [*load, "--together", "--repeat", "2", "--format", "json"]
     out = run_bench("quickstart.yaml", tmp_path, *extra)
     assert out.returncode == 0, out.stderr
@@ -181,7 +181,7 @@ def test_lookup_makes_code_edits_faster(engine_host, smollm2: Path, tmp_path: Pa
     assert cell["verdict"] == "faster"
     assert cell["speculative"]["acceptance_rate"] > 0.3
     (answers,) = read(tmp_path / "result.json").answers
-    assert (answers.compared, answers.divergent, answers.unscored) == (10, 0, 0)
+    assert (answers.compared, answers.divergent, answers.unscored) == (20, 0, 0)
 
 
 def test_the_tiny_pair_from_end_to_end(engine_host, tiny_pair: dict[str, Path], tmp_path: Path) -> None:
