@@ -166,6 +166,7 @@ class _Run:
         self._record: Path | None = None
         self._canary_result: CanaryResult | None = None
         self._said = logs.EngineReport()
+        self._reconciliation: dict[str, Any] | None = None
         self._repairs: tuple[str, ...] = ()
         self._sidecar = self._watch() if settings.sidecar.enabled and not self._follows else None
 
@@ -201,6 +202,7 @@ class _Run:
             "command": args.shell_line(launch.command),
             "plan": launch.report.vram if launch.report else None,
             "actual": {name: value for name, value in asdict(self._said).items() if value is not None},
+            "reconciliation": self._reconciliation,
             "canary": asdict(checked) if checked else None,
             "repairs": self._repairs,
             "engine_pids": session_members(child.pid) if child else (),
@@ -284,8 +286,10 @@ class _Run:
         planned = launch.report.vram if launch.report else None
         if not planned or not planned.get("gpus"):
             return
-        if warning := calibration.reconcile(planned, self._said).warning:
-            self._report.note(f"Warning: {warning}")
+        found = calibration.reconcile(planned, self._said)
+        self._reconciliation = found.as_dict()
+        if found.warning:
+            self._report.note(f"Warning: {found.warning}")
         if launch.calibrate is None:
             return
         kept = calibration.keep(

@@ -37,8 +37,8 @@ Facts = Callable[[], Mapping[str, Any]]
 """What the caller knows and the engine's metrics do not tell. All optional:
 
 ``state`` of the supervisor, ``draining``, ``blocked`` (why readiness is withheld), ``engine_version``, ``command``
-(redacted), ``plan`` and ``actual`` (JSON), ``canary`` (JSON of the start-up canary, with ``position0_acceptance``),
-``repairs``, ``engine_pids``.
+(redacted), ``plan``, ``actual`` and ``reconciliation`` (JSON), ``canary`` (JSON of the start-up canary, with
+``position0_acceptance``), ``repairs``, ``engine_pids``.
 """
 
 
@@ -102,7 +102,6 @@ class Watch:
         self._canaries = Canaries(self._client, settings, alone=alone, clock=clock)
         self._version: str | None = None
         self._restarts = 0.0
-        self._compared: set[str] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="sidecar", daemon=True)
         render = exposition(self.readings, model_name=settings.served_model_name)
@@ -195,7 +194,6 @@ class Watch:
             LOG.log(level, "alert %s %s", alert.name, alert.state.value, extra=extra)
         self._seen = _Seen(now, observation, evaluation, facts)
         self._log(observation.assessment)
-        self._log_plan(status.compare(facts.get("plan") or {}, status.actual(observation.readings, facts)))
         if observation.keep_baseline:
             baseline.save(self.observer.baseline, self._baseline_path)
         if observation.assessment.wants_canary:
@@ -217,13 +215,6 @@ class Watch:
         version = (seen.facts or {}).get("engine_version") or self._version or "unknown"
         labels = {"version": __version__, "engine_version": str(version), "method": self._settings.method or "none"}
         return {key("specserve_info", **labels): 1.0}
-
-    def _log_plan(self, compared: Mapping[str, Mapping[str, Any]]) -> None:
-        """Say once where the engine's memory is not what was planned."""
-        for name in compared.keys() - self._compared:
-            self._compared.add(name)
-            if compared[name]["differs"]:
-                LOG.warning("%s is not what was planned", name, extra=dict(compared[name]))
 
     def _log(self, assessment: Assessment) -> None:
         """Say what changed, with the reason."""

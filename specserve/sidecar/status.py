@@ -12,7 +12,6 @@ from specserve.sidecar.collector import labels_of
 from specserve.sidecar.observer import Observation
 
 PREFIX = "specserve_"
-TOLERANCE = 0.15
 
 
 def build(
@@ -32,8 +31,8 @@ def build(
         "versions": {"specserve": __version__, "vLLM": facts.get("engine_version")},
         "command": facts.get("command"),
         "plan": facts.get("plan"),
-        "actual": (found := actual(readings, facts)),
-        "plan_against_actual": compare(facts.get("plan") or {}, found),
+        "actual": actual(readings, facts),
+        "plan_against_actual": facts.get("reconciliation"),
         "canary": facts.get("canary"),
         "repairs": list(facts.get("repairs") or ()),
         "now": now(readings),
@@ -95,21 +94,3 @@ def actual(readings: Readings, facts: Mapping[str, Any]) -> dict[str, Any]:
     if tokens is not None:
         found.setdefault("kv_cache_tokens", tokens)
     return found
-
-
-def compare(plan: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The memory plan's numbers beside the engine's own, per GPU; only what both know. Beyond 15 % they differ."""
-    gpus = plan.get("gpus") or ()
-    tokens = [gpu["kv_cache_tokens"] for gpu in gpus if gpu.get("kv_cache_tokens")]
-    first = gpus[0] if gpus else {}
-    weights = (first.get("target_weights_bytes") or 0) + (first.get("draft_weights_bytes") or 0)
-    pairs = {
-        "kv_cache_tokens": (min(tokens, default=None), found.get("kv_cache_tokens")),
-        "kv_cache_bytes": (first.get("kv_cache_bytes"), found.get("available_kv_bytes")),
-        "weights_bytes": (weights, found.get("model_loading_bytes")),
-    }
-    return {
-        name: {"planned": planned, "actual": seen, "differs": abs(seen / planned - 1) > TOLERANCE}
-        for name, (planned, seen) in pairs.items()
-        if planned and seen
-    }

@@ -12,9 +12,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from specserve.config.schema import Settings
+from specserve.engine.logs import EngineReport
 from specserve.engine.metrics import parse
 from specserve.errors import ConfigError
 from specserve.families import FAMILIES, family_of, key
+from specserve.pair.calibration import reconcile
 from specserve.sidecar import baseline, speedup, status
 from specserve.sidecar.baseline import QUANTITIES, Baseline
 from specserve.sidecar.chart import Chart, runs
@@ -377,16 +379,17 @@ def answer(observation: Observation | None, **facts: object) -> dict:
 
 def test_status_tells_windows_verdicts_and_the_plan() -> None:
     """Windows by label, latencies by statistic, and where the engine's memory is not what was planned."""
-    gpus = [{"kv_cache_tokens": 1000, "kv_cache_bytes": 100, "target_weights_bytes": 60, "draft_weights_bytes": 40}]
-    said = {"kv_cache_tokens": 700, "available_kv_bytes": 105, "model_loading_bytes": 99}
-    seen = answer(observed(), state="running", plan={"gpus": gpus}, actual=said)
+    gpu = {"kv_cache_tokens": 1000, "kv_cache_bytes": 100, "target_weights_bytes": 60, "draft_weights_bytes": 40}
+    plan = {"gpus": [gpu], "max_concurrency": {"requests": 2.0}}
+    said = EngineReport(kv_cache_tokens=800, available_kv_bytes=105)
+    off = reconcile(plan, said).as_dict()
+    seen = answer(observed(), state="running", plan=plan, actual={"kv_cache_tokens": 800}, reconciliation=off)
     assert seen["windows"]["5m"]["acceptance_rate"] == pytest.approx(0.6)
     assert seen["windows"]["5m"]["time_to_first_token_seconds"]["p50"] == pytest.approx(0.03)
     assert seen["ready"]["ok"]
     assert seen["now"]["requests_running"] == 4
-    assert seen["plan_against_actual"]["kv_cache_tokens"] == {"planned": 1000, "actual": 700, "differs": True}
-    assert not seen["plan_against_actual"]["kv_cache_bytes"]["differs"]
-    assert not seen["plan_against_actual"]["weights_bytes"]["differs"]
+    tokens = seen["plan_against_actual"]["kv_cache_tokens"]
+    assert tokens == {"planned": 1000, "measured": 800, "difference_ratio": 0.25}
 
 
 def test_status_before_the_first_read() -> None:
