@@ -128,7 +128,7 @@ def from_file(path: Path, *, max_tokens: int = 128) -> Workload:
         try:
             request, temperature = _request(line, number, max_tokens)
         except (ValueError, ValidationError) as error:
-            reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+            reason = _first(error) if isinstance(error, ValidationError) else str(error)
             problems.append(Problem(reason, f"{path}:{number}"))
             continue
         requests.append(request)
@@ -171,7 +171,13 @@ def _request(line: str, number: int, max_tokens: int) -> tuple[Request, float]:
         raise ValueError("is not a JSON object; must be one request")
     body = next((entry[k] for k in ("body", "request") if isinstance(entry.get(k), dict)), entry)
     when = next((entry[k] for k in ("timestamp", "at_seconds") if isinstance(entry.get(k), int | float)), None)
-    length = body.get("max_tokens") or body.get("max_completion_tokens") or entry.get("output_tokens") or max_tokens
+    lengths = (body.get("max_tokens"), body.get("max_completion_tokens"), entry.get("output_tokens"))
+    length = next((n for n in lengths if n is not None), max_tokens)
+    if not isinstance(length, int) or isinstance(length, bool) or length < 1:
+        raise ValueError(f"asks for {length!r} tokens; must be a whole number from 1")
+    temperature = body.get("temperature") or 0.0
+    if not isinstance(temperature, int | float) or not 0 <= temperature <= 2:
+        raise ValueError(f"'temperature' is {temperature!r}; must be a number from 0 to 2")
     messages = _messages(body)
     prompt = body.get("prompt")
     if messages is None and not (isinstance(prompt, str) and prompt):
@@ -181,21 +187,33 @@ def _request(line: str, number: int, max_tokens: int) -> tuple[Request, float]:
             id=f"line-{number}",
             messages=messages,
             prompt=None if messages else prompt,
-            max_tokens=int(length),
+            max_tokens=length,
             at_seconds=when,
         ),
-        float(body.get("temperature") or 0.0),
+        float(temperature),
     )
+
+
+def _first(error: ValidationError) -> str:
+    found = error.errors()[0]
+    return f"'{'.'.join(map(str, found['loc']))}' cannot be used: {found['msg']}"
+
+
+def _turns(body: Mapping[str, Any], key: str) -> list[Any]:
+    turns = body.get(key) or []
+    if not isinstance(turns, list):
+        raise ValueError(f"'{key}' is no list; must hold the turns of a chat")
+    return turns
 
 
 def _messages(body: Mapping[str, Any]) -> tuple[dict[str, str], ...] | None:
     """Chat messages up to and including the last that a user sent; None when there are none."""
     roles = {"human": "user", "gpt": "assistant", "system": "system"}
     found: list[dict[str, str]] = []
-    for turn in body.get("messages") or ():
+    for turn in _turns(body, "messages"):
         if isinstance(turn, dict) and isinstance(turn.get("content"), str):
             found.append({"role": str(turn.get("role", "user")), "content": turn["content"]})
-    for turn in body.get("conversations") or ():
+    for turn in _turns(body, "conversations"):
         if isinstance(turn, dict) and turn.get("from") in roles and isinstance(turn.get("value"), str):
             found.append({"role": roles[turn["from"]], "content": turn["value"]})
     while found and found[-1]["role"] == "assistant":
@@ -250,6 +268,9 @@ def redact_file(source: Path, destination: Path, *, keep_text: bool) -> int:
             except ValueError as error:
                 raise ConfigError(f"is not JSON: {error}", where=f"{source}:{number}") from None
             count += 1
+    if not count:
+        temporary.unlink()
+        raise ConfigError("holds no requests; must have one a line", where=str(source))
     temporary.replace(destination)
     return count
 

@@ -126,3 +126,24 @@ def test_show_as_json_tells_where_each_value_is_from(here, capsys):
     shown = json.loads(out)
     assert shown["server.port"] == {"value": 9000, "source": "--set server.port"}
     assert shown["speculative_decoding.method"] == {"value": "ngram", "source": "ok.yaml:2"}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("[1]", "is not a JSON object; must be one request"),
+        ('{"messages": 3}', "'messages' is no list; must hold the turns of a chat"),
+        ('{"conversations": 5}', "'conversations' is no list; must hold the turns of a chat"),
+        ('{"prompt": 3}', "has neither 'messages' nor 'prompt' nor 'conversations'; must have one of them"),
+        ('{"prompt": "x", "max_tokens": "many"}', "asks for 'many' tokens; must be a whole number from 1"),
+        ('{"prompt": "x", "max_tokens": 0}', "asks for 0 tokens; must be a whole number from 1"),
+        ('{"prompt": "x", "max_tokens": 1e400}', "asks for inf tokens; must be a whole number from 1"),
+        ('{"prompt": "x", "temperature": [1]}', "'temperature' is [1]; must be a number from 0 to 2"),
+    ],
+)
+def test_bad_lines_of_a_trace_are_named(line, message, here, capsys):
+    """A request that cannot be sent is refused with file and line before anything starts."""
+    (here / "trace.jsonl").write_text(f"fine\n{line}\n")
+    code, _, err = typed("bench ok.yaml --trace trace.jsonl", capsys)
+    assert code == 2
+    assert err == f"Error: trace.jsonl:2: {message}\n"
