@@ -103,5 +103,5 @@ def _told(error: Exception) -> int:
         return ExitCode.CONFIG
     # The last resort: what arrives here is a bug of ours.
     click.echo(f"Error: a bug in specserve: {type(error).__name__}: {error}", err=True)
-    click.echo("Fix: run again with --debug and report the traceback", err=True)
+    click.echo("Fix: run again as 'specserve --debug COMMAND ...' and report the traceback", err=True)
     return ExitCode.BUG
