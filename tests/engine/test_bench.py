@@ -167,20 +167,24 @@ def run_bench(config: str, out: Path, *extra: str) -> subprocess.CompletedProces
         port = min(probe.getsockname()[1], 65000)
     argv = [sys.executable, "-m", "specserve", "bench", f"configs/{config}", "--set", f"server.port={port}"]
     argv += ["--out", str(out), *extra]
-    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=580, check=False)
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
 
 
+@pytest.mark.timeout(1500)
 def test_lookup_makes_code_edits_faster(engine_host, smollm2: Path, tmp_path: Path) -> None:
     """SmolLM2 with n-gram lookup returns edited code faster than without, with the same answers."""
     engine_host.end()
     load = ["--workload", "code-edit", "--concurrency", "1", "--prompts", "20", "--max-tokens", "48"]
-    extra = [*load, "--together", "--repeat", "2", "--format", "json"]
-    out = run_bench("quickstart.yaml", tmp_path, *extra)
-    assert out.returncode == 0, out.stderr
-    (cell,) = cells(out)
-    assert cell["verdict"] == "faster"
+    for repeat in ("2", "4"):  # a busy machine is answered with "raise --repeat": do so, once
+        folder = tmp_path / repeat
+        out = run_bench("quickstart.yaml", folder, *load, "--together", "--repeat", repeat, "--format", "json")
+        (cell,) = cells(out)
+        if cell["verdict"] not in ("inconclusive", "unsound"):
+            break
+    assert cell["verdict"] == "faster", (cell, out.stderr)
+    assert out.returncode == 0
     assert cell["speculative"]["acceptance_rate"] > 0.3
-    (answers,) = read(tmp_path / "result.json").answers
+    (answers,) = read(folder / "result.json").answers
     assert (answers.compared, answers.divergent, answers.unscored) == (20, 0, 0)
 
 
