@@ -111,7 +111,10 @@ def read(path: Path) -> Result:
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", where=str(path)) from None
     except (ValueError, ValidationError) as error:
-        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else "it is not JSON"
+        reason = "it is not JSON"
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         raise ConfigError(
             f"is no benchmark result of version {VERSION}: {reason}",
             where=str(path),

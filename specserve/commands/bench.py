@@ -47,7 +47,7 @@ def bench(loaded: Loaded, output: str, out: Path, resume: bool, **options: Any) 
     """
     import os
 
-    from specserve import measure
+    from specserve import measure, preflight
 
     specs = _arms(loaded, options["arms"], options["url_baseline"], options["url_speculative"])
     if options["together"]:
@@ -55,6 +55,9 @@ def bench(loaded: Loaded, output: str, out: Path, resume: bool, **options: Any) 
     plan = _plan(specs, options)
     out.mkdir(parents=True, exist_ok=True)
     before = _before(out, resume, specs)
+    for spec in specs:
+        if spec.url is None:  # both arms, before minutes are spent on the first
+            preflight.require(preflight.run(spec.loaded, environ=os.environ))
     with _Display() as display:
         run = measure.Bench(specs, plan, out, dict(os.environ), display.progress(), options["together"])
         result = run.run(before)

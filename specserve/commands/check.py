@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -36,10 +37,18 @@ def check(loaded: Loaded, output: str, skip: tuple[str, ...]) -> None:
     if output == "json":
         click.echo(json.dumps(report.as_dict(), indent=2, ensure_ascii=False))
     else:
-        _table(report)
+        (_table if sys.stdout.isatty() else _lines)(report)
         click.echo(_verdict(report))
     if not report.ok:
         raise click.exceptions.Exit(ExitCode.PREFLIGHT)
+
+
+def _lines(report: PreflightReport) -> None:
+    """One line a finding, never broken: for files, pipes and CI."""
+    for f in report.findings:
+        click.echo(f"{f.severity} {f.code}: {f.where}: {f.message}")
+        if f.fix:
+            click.echo(f"  Fix: {f.fix}")
 
 
 def _table(report: PreflightReport) -> None:
@@ -79,8 +88,6 @@ def _verdict(report: PreflightReport) -> str:
 @contextmanager
 def hashing() -> Iterator[integrity.Progress]:
     """A progress bar on stderr that appears with the first hashed bytes, and only on a terminal."""
-    import sys
-
     bars: list[Progress] = []
 
     def advance(name: str, n: int) -> None:

@@ -57,10 +57,13 @@ def launch(
 
     from specserve import serve
     from specserve.engine.args import shell_line
+    from specserve.errors import ConfigError
 
     if dry_run:
         click.echo(shell_line(serve.plan(loaded, environ=os.environ, check=False).command))
         return
+    if ready_file is not None and not ready_file.parent.is_dir():
+        raise ConfigError("there is no such folder; must be one to write to", where=f"--ready-file {ready_file}")
     debug = bool((context.obj or {}).get("debug"))
     run(
         lambda: serve.plan(loaded, environ=os.environ, skip=skip, engine_log=engine_log, calibrate=calibrate),

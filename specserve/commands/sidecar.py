@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specserve.commands.options import config_command
+from specserve.commands.options import config_command, http_url
 
 if TYPE_CHECKING:
     from specserve.config.load import Loaded
 
+SECONDS = click.FloatRange(min=0, max=3600, min_open=True)
+
 
 @click.command()
 @config_command
-@click.option("--engine-url", help="Base URL of the vLLM server, e.g. http://127.0.0.1:8000; default from CONFIG.")
+@click.option("--engine-url", callback=http_url, help="Base URL of the vLLM server; default from CONFIG.")
 @click.pass_context
 def sidecar(context: click.Context, *, loaded: Loaded, engine_url: str | None) -> None:
     """Watch a running vLLM server: probes, metrics, alerts. Needs no vLLM here.
@@ -46,8 +48,10 @@ def sidecar(context: click.Context, *, loaded: Loaded, engine_url: str | None) -
 
 @click.command()
 @click.argument("name", type=click.Choice(["live", "ready", "startup"]))
-@click.option("--url", default="http://127.0.0.1:9400", show_default=True, help="Where the sidecar listens.")
-@click.option("--timeout", default=3.0, show_default=True, help="Longest time in seconds.")
+@click.option(
+    "--url", default="http://127.0.0.1:9400", show_default=True, callback=http_url, help="Where the sidecar listens."
+)
+@click.option("--timeout", default=3.0, show_default=True, type=SECONDS, help="Longest time in seconds.")
 def probe(name: str, url: str, timeout: float) -> None:
     """Ask the sidecar for one verdict, for exec probes: exit code 0 for yes, 1 for no or no answer."""
     import json
@@ -55,8 +59,6 @@ def probe(name: str, url: str, timeout: float) -> None:
     import urllib.request
 
     path = {"live": "/livez", "ready": "/readyz", "startup": "/startupz"}[name]
-    if not url.startswith(("http://", "https://")):
-        raise click.BadParameter(f"{url} is no http URL", param_hint="--url")
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url.rstrip("/") + path, timeout=timeout) as response:

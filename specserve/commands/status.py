@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specserve.commands.options import format_option
+from specserve.commands.options import format_option, http_url
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -32,11 +32,17 @@ ROWS = (
 )
 """Title, name on /status (with its statistic), unit or format."""
 
+_SECONDS = click.FloatRange(min=0.1, max=3600)
+
 
 @click.command()
-@click.option("--url", default="http://127.0.0.1:9400", show_default=True, help="Where the sidecar listens.")
+@click.option(
+    "--url", default="http://127.0.0.1:9400", show_default=True, callback=http_url, help="Where the sidecar listens."
+)
 @click.option("--watch", is_flag=True, help="Again every few seconds, until Ctrl-C.")
-@click.option("--interval", default=2.0, show_default=True, help="Seconds between two looks with --watch.")
+@click.option(
+    "--interval", default=2.0, show_default=True, type=_SECONDS, help="Seconds between two looks with --watch."
+)
 @format_option
 def status(url: str, watch: bool, interval: float, output: str) -> None:
     """State, verdicts, acceptance, latency and alerts of a running server.
@@ -73,14 +79,14 @@ def _fetch(url: str) -> dict[str, Any]:
     from specserve.errors import EngineLost
 
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    if not url.startswith(("http://", "https://")):
-        raise click.BadParameter(f"{url} is no http URL", param_hint="--url")
     try:
         with opener.open(url.rstrip("/") + "/status", timeout=5) as response:
             found: dict[str, Any] = json.load(response)
     except (OSError, ValueError) as error:
+        cause = getattr(error, "reason", error)
+        reason = getattr(cause, "strerror", None) or cause
         raise EngineLost(
-            f"no sidecar answers ({error}); must be the address of `specserve launch` or `specserve sidecar`",
+            f"no sidecar answers ({reason}); must be the address of `specserve launch` or `specserve sidecar`",
             where=url,
             fix="specserve status --url http://HOST:PORT",
         ) from error

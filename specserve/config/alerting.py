@@ -173,7 +173,7 @@ class CustomRule(Timing):
 class AlertmanagerReceiver(Section):
     """Alertmanager's v2 API."""
 
-    type: Literal["alertmanager"]
+    type: Literal["alertmanager"] = Field(description="Kind of receiver.")
     url: str = Field(pattern=r"^https?://", description="Base URL of Alertmanager.")
     bearer_token: SecretStr | None = Field(
         None, description="Token for the Authorization header; prefer bearer_token_file."
@@ -184,7 +184,7 @@ class AlertmanagerReceiver(Section):
 class WebhookReceiver(Section):
     """Any HTTP endpoint that takes JSON."""
 
-    type: Literal["webhook"]
+    type: Literal["webhook"] = Field(description="Kind of receiver.")
     url: str = Field(pattern=r"^https?://", description="URL that receives a POST with JSON.")
     secret: SecretStr | None = Field(None, description="Key of the HMAC-SHA256 signature; prefer secret_file.")
     secret_file: str | None = Field(None, description="File that holds the signing key.")
@@ -197,7 +197,7 @@ class WebhookReceiver(Section):
 class SlackReceiver(Section):
     """A Slack-compatible incoming webhook."""
 
-    type: Literal["slack"]
+    type: Literal["slack"] = Field(description="Kind of receiver.")
     url: SecretStr | None = Field(None, description="Incoming webhook URL; prefer url_file.")
     url_file: str | None = Field(None, description="File that holds the webhook URL.")
 

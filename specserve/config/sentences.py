@@ -52,6 +52,8 @@ def sentence(path: KeyPath, error: ErrorDetails) -> tuple[str, str | None]:
     if kind in _BOUNDS:
         bound = _BOUNDS[kind]
         message = f"'{key}' is {shown}; must be {_SIGNS[bound]} {context[bound]}"
+    elif kind == "string_pattern_mismatch" and context.get("pattern") == "^https?://":
+        message = f"'{key}' is {shown}; must be an http or https URL"
     elif kind == "string_too_short":
         message = f"'{key}' is empty; must be set"
     else:
