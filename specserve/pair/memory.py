@@ -45,6 +45,8 @@ class GpuPlan:
     """Pipeline stage."""
     graphs_in_budget: bool = True
     """Whether the graphs come out of the budget (since 0.21) or on top of it."""
+    warm_up_bytes: int = 0
+    """What the sampler's warm-up needs: first where the activations were, then outside the budget."""
 
     @property
     def fixed_bytes(self) -> int:

@@ -154,8 +154,10 @@ def _large_logits(plan: Plan) -> list[Finding]:
 
 
 def _late(plan: Plan, gpu: GpuPlan) -> int:
-    """What is allocated after the KV cache took its part: graphs before 0.21, and logits of draft tokens."""
-    return plan.late_bytes + (0 if gpu.graphs_in_budget else gpu.cuda_graph_bytes)
+    """What is allocated after the KV cache took its part: graphs before 0.21, logits of draft tokens, and what the
+    sampler's warm-up needs beyond the room that the activations left (a tenth more, as the estimate is rough)."""
+    warm_up = max(0, int(1.1 * gpu.warm_up_bytes) - gpu.activation_bytes)
+    return plan.late_bytes + warm_up + (0 if gpu.graphs_in_budget else gpu.cuda_graph_bytes)
 
 
 def _tight(plan: Plan) -> list[Finding]:

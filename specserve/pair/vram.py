@@ -224,7 +224,7 @@ def _gpu_plan(
     made = GpuPlan(
         gpu.index, gpu.total, None if gpu.total is None else _budget(gpu.total, gpu.used, shape), stage.target,
         stage.draft, extra.activation, extra.cuda_graphs, extra.non_torch, None, None, gpu.used, at,
-        shape.accounting.subtracts_graphs,
+        shape.accounting.subtracts_graphs, extra.warm_up,
     )  # fmt: skip
     if shape.backend == "cpu":
         made = replace(made, activation_bytes=0, cuda_graph_bytes=0, non_torch_bytes=0)

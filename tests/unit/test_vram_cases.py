@@ -76,6 +76,14 @@ def test_what_ran_out_of_memory_is_refused(cases: list[Case]) -> None:
     ]
 
 
+def test_a_sampler_without_room_is_warned_about(cases: list[Case]) -> None:
+    """The runs that died in the sampler's warm-up are warned about; of those that served, few are."""
+    warned = {c.id for c in cases if "memory-tight" in [f.code for f in c.plan.findings()]}
+    died = {c.id for c in cases if c.counts_for_fit and c.refused and c.plan.fits}
+    assert died <= warned
+    assert len(warned - died) <= 0.1 * len(cases)
+
+
 def test_every_run_that_says_what_it_is_is_planned(cases: list[Case]) -> None:
     """132 runs, of which 13 to 15 do not name a model or its weights; nothing crashes, nothing is a silent zero."""
     _, raw = vram_cases.load()
