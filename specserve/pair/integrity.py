@@ -104,7 +104,9 @@ def read_manifest(path: Path) -> Manifest:
     except (OSError, Corrupt) as e:
         raise ConfigError(f"the manifest cannot be used: {e}", where=str(path), fix=fix) from None
     except (KeyError, TypeError, AttributeError):  # another shape of JSON
-        raise ConfigError("the manifest cannot be used: it is not what `models lock` writes", where=str(path), fix=fix) from None
+        raise ConfigError(
+            "the manifest cannot be used: it is not what `models lock` writes", where=str(path), fix=fix
+        ) from None
     return Manifest(models, revisions)
 
 
