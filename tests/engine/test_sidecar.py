@@ -106,7 +106,7 @@ def test_the_sidecars_totals_are_the_engines(engine_server):
         return all(ours.get(f"specserve_{name}_total") == engine.total(theirs) for name, theirs in names.items())
 
     wait_until(same, 10)
-    wait_until(lambda: "acceptance_rate" in status(engine_server.sidecar_url)["windows"]["1m"], 10)
+    wait_until(lambda: "acceptance_rate" in status(engine_server.sidecar_url)["windows"].get("1m", {}), 20)
     found = status(engine_server.sidecar_url)
     assert 0 < found["windows"]["1m"]["acceptance_rate"] < 1
     assert found["canary"]["verdict"] in ("ok", "unproven")
