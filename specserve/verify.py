@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -130,6 +131,39 @@ def _chat(subject: Subject) -> str:
     return _coherent(answer.text, answer.completion_tokens)
 
 
+SCHEMA = {
+    "type": "object",
+    "properties": {"answer": {"type": "string", "enum": ["yes", "no"]}},
+    "required": ["answer"],
+    "additionalProperties": False,
+}
+"""So small that any model ends it in time."""
+
+
+def _structured(subject: Subject) -> str:
+    """An answer under a JSON Schema obeys it: drafts that a grammar must reject have broken this before.
+
+    vllm-project/vllm#44006, #46118.
+    """
+    shape = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
+    question = [{"role": "user", "content": "Is water wet? Answer as JSON."}]
+    try:
+        answer = subject.client.chat(
+            question, max_tokens=64, temperature=0.0, response_format=shape, timeout=subject.timeout_seconds
+        )
+    except EngineRefused as refused:
+        if refused.status == 400:
+            raise _Skipped(f"the server takes no JSON Schema: {str(refused).splitlines()[0][:80]}") from None
+        raise
+    try:
+        value = json.loads(answer.text)
+    except ValueError:
+        raise _Failed(f"asked for JSON, got {answer.text[:60]!r}") from None
+    if not isinstance(value, dict) or value.keys() != {"answer"} or value["answer"] not in ("yes", "no"):
+        raise _Failed(f"the JSON does not obey its schema: {answer.text[:60]!r}")
+    return f"obeys its schema: {answer.text.strip()!r}"
+
+
 def _streaming(subject: Subject) -> str:
     """Chunk by chunk, and together what the same request gives in one piece.
 
@@ -250,6 +284,7 @@ CHECKS: Sequence[tuple[str, Callable[[Subject], str]]] = (
     ("streaming", _streaming),
     ("max-tokens", _max_tokens),
     ("stop", _stop),
+    ("structured", _structured),
     ("burst", _burst),
     ("metrics", _metrics),
     ("speculation", _speculation),

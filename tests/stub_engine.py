@@ -421,6 +421,8 @@ class Handler(BaseHTTPRequestHandler):
             else:
                 tokens = list(itertools.chain.from_iterable(steps))
                 text, reason = stopped("".join(tokens), body.get("stop"))
+                if "response_format" in body and self.engine.switches.corrupt == "off":
+                    text, reason = ' {"answer": "yes"}', "stop"  # what a grammar would have forced
                 content = {"message": {"role": "assistant", "content": text.lstrip()}} if chat else {"text": text}
                 choice = {"index": 0, "finish_reason": reason, "logprobs": None, **content}
                 self.send_json(

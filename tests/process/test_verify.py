@@ -41,7 +41,7 @@ def test_a_server_in_order_passes(stub: Stub, tmp_path: Path) -> None:
     assert {name for name, (status, _) in checks.items() if status != "PASS"} == {"api-key"}
     assert checks["api-key"] == ("SKIP", "no API key is set")
     suite = ElementTree.parse(tmp_path / "junit.xml").getroot()
-    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("10", "0", "1")
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("11", "0", "1")
 
 
 def test_nonsense_fails(stub: Stub) -> None:
@@ -50,6 +50,8 @@ def test_nonsense_fails(stub: Stub) -> None:
     assert code == 6
     assert checks["completion"][0] == "FAIL"
     assert "unprintable" in checks["completion"][1]
+    assert checks["structured"][0] == "FAIL"
+    assert checks["structured"][1].startswith("asked for JSON, got ")
 
 
 def test_a_loop_fails(stub: Stub) -> None:
