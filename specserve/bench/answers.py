@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from specserve.bench.result import Answers, Block
+from specserve.engine.corruption import CLEAR_GAP_NATS
 
 Scorer = Callable[[str, str], list[float] | None]
 """(prompt id, text) -> distance of each token to the target's best one, in nats; None when it cannot be scored."""
 
-CLEAR_GAP_NATS = 2.0
-"""A greedy token this far below the target's best is no near-tie: bfloat16 moves a logit by tenths."""
 MAX_CLEAR_SHARE = 0.05
 """Scored text is cut into tokens anew, which may move a few: only a larger share of clear gaps is corruption."""
 MAX_SCORED = 24
