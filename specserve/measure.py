@@ -22,6 +22,7 @@ from specserve.bench.workload import Workload
 from specserve.config.show import rows
 from specserve.engine import introspect
 from specserve.errors import Interrupted
+from specserve.sidecar.gpu import Means, open_telemetry
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,10 @@ class Bench:
         server = self._server(load, self._spec(step.arm))
         workload = next(w for w in self.plan.workloads if w.name == step.workload)
         before, began = server.counters(), self.clock()
-        run = load.run(server.client.base_url, server.model, workload, concurrency=step.concurrency)
+        target = server.spec.loaded.settings.models.target_model
+        used = target.tensor_parallel_size * target.pipeline_parallel_size
+        with Means(open_telemetry(self.environ.get("CUDA_VISIBLE_DEVICES"), used)) as means:
+            run = load.run(server.client.base_url, server.model, workload, concurrency=step.concurrency)
         after = server.counters()
         block = Block(
             index=step.index,
@@ -108,7 +112,7 @@ class Bench:
             samples=list(run.samples),
             speculation=speculation(before, after),
             prefix_cache_hit_ratio=prefix_hits(before, after),
-            gpu=_gpu(),
+            gpu=means.result,
         )
         label = f"block {step.index}: {step.arm} {step.workload} x{step.concurrency}"
         self._keep(blocks=[*self._result.blocks, block], order=[*self._result.order, label])
@@ -175,13 +179,6 @@ class Bench:
     def _scorer(workload: Workload, server: Server) -> answers.Scorer:
         requests = {r.id: r for r in workload.requests}
         return lambda prompt, text: score(server.client, requests[prompt], text)
-
-
-def _gpu() -> dict[str, float] | None:
-    found = gpu.devices()
-    if not found:
-        return None
-    return {"used_bytes": float(sum(d.used_bytes for d in found)), "count": float(len(found))}
 
 
 def _config(spec: ArmSpec) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from specserve.sidecar import baseline, page, speedup, status
 from specserve.sidecar.canaries import Canaries
 from specserve.sidecar.collector import exposition
 from specserve.sidecar.contact import client_of, engine_version, scrape
-from specserve.sidecar.gpu import Telemetry
+from specserve.sidecar.gpu import open_telemetry
 from specserve.sidecar.observer import Observation, Observer
 from specserve.sidecar.probe import Assessment, Policy, context_of
 from specserve.sidecar.server import Pages, Server
@@ -97,7 +97,7 @@ class Watch:
         )
         target = settings.models.target_model
         gpus = target.tensor_parallel_size * target.pipeline_parallel_size // settings.engine.node_count
-        self._gpu = _telemetry(visible_devices, gpus)
+        self._gpu = open_telemetry(visible_devices, gpus)
         self._seen, self._verdicts = _Seen(clock()), ("", "", "")
         self._canaries = Canaries(self._client, settings, alone=alone, clock=clock)
         self._version: str | None = None
@@ -230,15 +230,3 @@ class Watch:
 def start(settings: Settings, **given: Any) -> Watch:
     """Start watching; ``given`` as in `Watch`."""
     return Watch(settings, **given).start()
-
-
-def _telemetry(visible: str | None, count: int) -> Telemetry | None:
-    """None where there is no NVML library to ask."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
-        return None
-    return Telemetry(pynvml, visible=visible, count=count)

@@ -49,6 +49,7 @@ def _parts(result: Result, prefix: str) -> list[Part]:
         Part(f"{prefix}Speedup", _speedup_text(), _speedups(cells), ("speedup", "tpot", "throughput")),
         Part(f"{prefix}Latency and load", (), _latencies(cells)),
         Part(f"{prefix}Acceptance", _acceptance_text(), _acceptance(cells), ("positions",)),
+        Part(f"{prefix}GPU", (), _gpu(result)),
         Part(f"{prefix}Break-even", _break_even_text(), _break_even(result, cells), ("breakeven",)),
         Part(f"{prefix}Same answers", tuple(_answers_text(result.answers)), _answers(result.answers)),
         Part(f"{prefix}How it was measured", tuple(_method(result)), _arms(result)),
@@ -180,6 +181,18 @@ def _accepted(arm: ArmCell) -> tuple[str, str, str]:
         f"{arm.mean_acceptance_length:.2f}" if arm.mean_acceptance_length else "-",
         " ".join(percent(p) for p in arm.acceptance_per_position) or "-",
     )
+
+
+def _gpu(result: Result) -> Table:
+    """Means of the blocks of each arm and load; empty without a GPU."""
+    rows = []
+    for key in dict.fromkeys((b.workload, b.concurrency, b.arm) for b in result.blocks if b.gpu):
+        here = [b.gpu for b in result.blocks if (b.workload, b.concurrency, b.arm) == key and b.gpu]
+        means = {n: [g[n] for g in here if n in g] for n in ("utilization_ratio", "power_watts", "memory_used_bytes")}
+        use, power, memory = (sum(v) / len(v) if v else None for v in means.values())
+        shown = (percent(use), "-" if power is None else f"{power:.0f}", "-" if memory is None else gib(memory))
+        rows.append((key[0], str(key[1]), key[2], *shown))
+    return Table(("workload", "concurrency", "arm", "utilization", "power, W", "memory"), tuple(rows))
 
 
 def _break_even_text() -> tuple[str, ...]:

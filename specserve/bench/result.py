@@ -62,7 +62,9 @@ class Block(_Record):
     samples: list[Sample]
     speculation: Speculation | None = Field(None, description="None where nothing was drafted or it is unknown.")
     prefix_cache_hit_ratio: float | None = None
-    gpu: dict[str, float] | None = Field(None, description="Means over the block, where there is a GPU.")
+    gpu: dict[str, float] | None = Field(
+        None, description="Means over the block: utilization_ratio, power_watts, memory_used_bytes; None without a GPU."
+    )
 
 
 class Arm(_Record):

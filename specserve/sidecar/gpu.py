@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from math import fsum
+from statistics import fmean
+from typing import Any, Self
 
 from specserve.families import key
 
@@ -121,3 +124,63 @@ def _name(nvml: Any, handle: Any) -> str:
 
 def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
+
+
+def open_telemetry(visible: str | None, count: int) -> Telemetry | None:
+    """Telemetry of this machine; None where there is no NVML to ask."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return None
+    return Telemetry(pynvml, visible=visible, count=count)
+
+
+_OVER_DEVICES: Mapping[str, Callable[[list[float]], float]] = {
+    "specserve_gpu_utilization_ratio": fmean,
+    "specserve_gpu_power_watts": fsum,
+    "specserve_gpu_memory_used_bytes": fsum,
+}
+"""Family -> what becomes of the devices' values: a mean of shares, a sum of amounts."""
+
+
+class Means:
+    """Means over a stretch of time, read by a thread of its own while the ``with`` block runs.
+
+    ``result`` maps family names without prefix to means; None without a GPU. A device that does not tell a figure is
+    left out of it.
+    """
+
+    def __init__(self, telemetry: Telemetry | None, *, interval_seconds: float = 0.5) -> None:
+        self._telemetry, self._interval = telemetry, interval_seconds
+        self._seen: dict[str, list[float]] = {}
+        self._enough = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="gpu-means", daemon=True)
+
+    def __enter__(self) -> Self:
+        if self._telemetry is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._enough.set()
+        if self._telemetry is not None:
+            self._thread.join()
+
+    @property
+    def result(self) -> dict[str, float] | None:
+        """The means so far."""
+        return {name.removeprefix("specserve_gpu_"): fmean(values) for name, values in self._seen.items()} or None
+
+    def _watch(self) -> None:
+        assert self._telemetry is not None
+        while True:
+            readings = self._telemetry.readings()
+            for family, over in _OVER_DEVICES.items():
+                values = [v for name, v in readings.items() if name.startswith(family + "{")]
+                if values:
+                    self._seen.setdefault(family, []).append(over(values))
+            if self._enough.wait(self._interval):
+                return

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from specserve.bench import breakeven, judge, stats
+from specserve.bench import breakeven, judge, report, stats
 from specserve.bench.plan import Plan, legs
 from specserve.bench.result import Arm, Block, Result, Sample, Speculation
 
@@ -171,3 +171,14 @@ def test_order_goes_there_and_back_again() -> None:
     plan = Plan(("a", "b"), (), (1, 2))
     assert plan.steps() == ()
     assert legs(["a", "b"], 2) == ["a", "b", "b", "a", "a", "b", "b", "a"]
+
+
+def test_the_report_shows_the_gpu_where_there_was_one() -> None:
+    """Means of each arm's blocks, a dash for what was not told, and no section without a GPU."""
+    whole = simulate(1.5)
+    told = {"utilization_ratio": 0.5, "memory_used_bytes": 2.0 * 1024**3}
+    blocks = [b.model_copy(update={"gpu": told}) for b in whole.blocks]
+    (part,) = [p for p in report.document([whole.model_copy(update={"blocks": blocks})]) if p.title == "GPU"]
+    assert part.table is not None
+    assert part.table.rows[0] == ("w", "4", "off", "50.0 %", "-", "2.0 GiB")
+    assert "GPU" not in [p.title for p in report.document([whole])]

@@ -21,7 +21,7 @@ from specserve.sidecar import baseline, speedup, status
 from specserve.sidecar.baseline import QUANTITIES, Baseline
 from specserve.sidecar.chart import Chart, runs
 from specserve.sidecar.collector import exposition, labels_of
-from specserve.sidecar.gpu import Telemetry
+from specserve.sidecar.gpu import Means, Telemetry
 from specserve.sidecar.observer import Observation, Observer, Point
 from specserve.sidecar.page import render
 from specserve.sidecar.probe import CanaryOutcome, Context, Scrape
@@ -363,6 +363,21 @@ def test_gpu_in_use_is_where_the_engine_computes() -> None:
     assert key("specserve_gpu_power_watts", gpu="1") not in seen
     assert key("specserve_gpu_power_ratio", gpu="1") not in seen
     assert seen[key("specserve_gpu_processes", gpu="1")] == 1
+
+
+def test_means_over_a_stretch_of_time() -> None:
+    """Amounts are summed over devices, shares averaged; a figure that a device does not tell is left out."""
+    telemetry = Telemetry(Nvml(), visible=None, count=2)
+    now = telemetry.readings()
+    with Means(telemetry, interval_seconds=0.01) as means:
+        pass
+    used = [v for name, v in now.items() if name.startswith("specserve_gpu_memory_used_bytes{")]
+    assert means.result is not None
+    assert means.result["memory_used_bytes"] == sum(used)
+    assert means.result["power_watts"] == now[key("specserve_gpu_power_watts", gpu="0")]
+    with Means(None) as nothing:
+        pass
+    assert nothing.result is None
 
 
 def test_no_gpu_no_families() -> None:
