@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from specserve.codes import CODES, is_known
@@ -81,21 +82,20 @@ def run(
     from specserve.engine import support
 
     _require_known(skip)
-    settings = loaded.settings
-    target, findings = read(settings, "target_model")
-    draft, more = read(settings, "draft_model") if settings.uses_draft_model else (None, [])
-    findings += more
-    installed, engine, unasked = _ask_engine(environ or {})
-    types = engine.model_types or None if engine is not None else None
-    verdict = pair_findings(settings, target, draft, known_types=types, progress=progress)
-    findings += [*verdict.findings, *unasked]
-    findings += support.findings(
-        settings, target, draft, installed, engine, environ=environ, shm_bytes=_shm_bytes()
-    )  # fmt: skip
-    vram = None
-    if target is not None and (draft is not None or not settings.uses_draft_model):
-        more, vram = _memory(loaded, target, draft, environ or {})
+    settings, env = loaded.settings, environ or {}
+    with ThreadPoolExecutor(1) as pool:  # vLLM takes seconds to say what it is where nobody asked it before
+        asked = pool.submit(_ask_engine, env)
+        target, findings = read(settings, "target_model")
+        draft, more = read(settings, "draft_model") if settings.uses_draft_model else (None, [])
         findings += more
+        in_memory, vram = _memory(loaded, target, draft, env)
+        verdict = pair_findings(
+            settings, target, draft, known_types=lambda: _types(asked.result()[1]), progress=progress
+        )
+        installed, engine, unasked = asked.result()
+    findings += [*verdict.findings, *unasked]
+    findings += support.findings(settings, target, draft, installed, engine, environ=env, shm_bytes=_shm_bytes())
+    findings += in_memory
     kept = [f for f in _without_echoes(findings) if f.code not in skip]
     kept.sort(key=lambda f: _ORDER[f.severity])
     return PreflightReport(tuple(kept), _pair_dict(settings, target, draft, verdict), vram)
@@ -139,17 +139,37 @@ def pair_findings(
     target: ModelFacts | None,
     draft: ModelFacts | None,
     *,
-    known_types: Collection[str] | None = None,
+    known_types: Callable[[], Collection[str] | None] = lambda: None,
     progress: integrity.Progress = lambda _name, _n: None,
 ) -> vocabulary.Verdict:
-    """Every finding that the checkpoints alone decide. Works with what is there: one unreadable model hides nothing."""
+    """Every finding that the checkpoints alone decide. Works with what is there: one unreadable model hides nothing.
+
+    ``known_types`` is asked last: the ``model_type``s that the installed libraries know; None where none could say.
+    """
+    verdict = _checkpoints(settings, target, draft, progress)
+    code = [f for role in _roles(settings, target, draft) for f in consistency.code(role, known_types())]
+    return replace(verdict, findings=(*verdict.findings, *code))
+
+
+def _roles(settings: Settings, target: ModelFacts | None, draft: ModelFacts | None) -> Iterator[Role]:
+    ours, theirs = settings.models.target_model, settings.models.draft_model
+    tp, trust = ours.tensor_parallel_size, ours.trust_remote_code
+    if target is not None:
+        yield Role(target, ours, _TARGET, tp, trust)
+    if draft is not None and theirs is not None:
+        is_head = heads.kind_of(draft) not in (None, "draft_model")
+        own = (theirs.tensor_parallel_size if is_head else None) or tp  # a draft model runs at target TP
+        yield Role(draft, theirs, _DRAFT, own, trust, is_head)
+
+
+def _checkpoints(
+    settings: Settings, target: ModelFacts | None, draft: ModelFacts | None, progress: integrity.Progress
+) -> vocabulary.Verdict:
     found: list[Finding] = []
-    for facts, key in ((target, "target_model"), (draft, "draft_model")):
-        if facts is not None:
-            is_head = key == "draft_model" and heads.kind_of(facts) not in (None, "draft_model")
-            found += consistency.check(_role(settings, facts, key, is_head=is_head), known_types)
-            found += match.float16_refused(settings, facts, f"models.{key}.path")
-            found += integrity.check(facts, _expected(settings, key), f"models.{key}", progress)
+    for role in _roles(settings, target, draft):
+        found += consistency.check(role)
+        found += match.float16_refused(settings, role.facts, f"{role.key}.path")
+        found += integrity.check(role.facts, role.settings.sha256, role.key, progress)
     if target is not None:
         found += match.target_length(settings, target)
         if settings.method is not None:
@@ -188,22 +208,6 @@ def _mtp(settings: Settings, target: ModelFacts | None, draft: ModelFacts | None
         yield from mtp.check(carrier, k, f"{where}.path")
 
 
-def _role(settings: Settings, facts: ModelFacts, key: str, *, is_head: bool) -> Role:
-    target, draft = settings.models.target_model, settings.models.draft_model
-    tp = target.tensor_parallel_size
-    if key == "target_model" or draft is None:
-        return Role(facts, target, _TARGET, tp, target.trust_remote_code)
-    own = (
-        draft.tensor_parallel_size if is_head and draft.tensor_parallel_size else tp
-    )  # a draft model runs at target TP
-    return Role(facts, draft, _DRAFT, own, target.trust_remote_code, is_head)
-
-
-def _expected(settings: Settings, key: str) -> str | dict[str, str] | None:
-    model = getattr(settings.models, key)
-    return model.sha256 if model is not None else None
-
-
 def _ask_engine(environ: Mapping[str, str]) -> tuple[Installed | None, EngineFacts | None, list[Finding]]:
     """The installed vLLM and its answers, from the cache where they are known."""
     from specserve.engine import introspect
@@ -215,6 +219,10 @@ def _ask_engine(environ: Mapping[str, str]) -> tuple[Installed | None, EngineFac
     return (installed, None, [answer]) if isinstance(answer, Finding) else (installed, answer, [])
 
 
+def _types(engine: EngineFacts | None) -> Collection[str] | None:
+    return (engine.model_types or None) if engine else None
+
+
 def _shm_bytes() -> int | None:
     try:
         status = os.statvfs("/dev/shm")  # noqa: S108
@@ -224,10 +232,13 @@ def _shm_bytes() -> int | None:
 
 
 def _memory(
-    loaded: Loaded, target: ModelFacts, draft: ModelFacts | None, environ: Mapping[str, str]
-) -> tuple[list[Finding], Mapping[str, Any]]:
+    loaded: Loaded, target: ModelFacts | None, draft: ModelFacts | None, environ: Mapping[str, str]
+) -> tuple[list[Finding], Mapping[str, Any] | None]:
+    """The memory plan, where everything that will be loaded could be read."""
     from specserve.planning import Planning
 
+    if target is None or (draft is None and loaded.settings.uses_draft_model):
+        return [], None
     plan = Planning.of(loaded, environ=environ, target=target, draft=draft).plan()
     found = plan.findings()
     if plan.fits is None:

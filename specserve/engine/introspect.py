@@ -1,6 +1,6 @@
 """What the installed vLLM is and knows, without importing it into this process.
 
-Importing vLLM takes 8 to 15 s of processor time, so its answers are kept per version under
+Importing vLLM takes 4 s of processor time and more, so its answers are kept per version under
 ``$XDG_CACHE_HOME/specserve``; a warm cache costs milliseconds.
 """
 
@@ -46,12 +46,15 @@ class Installed:
 
 def installed() -> Installed | None:
     """The vLLM beside us, by its metadata alone; None when there is none."""
-    for name in DISTRIBUTIONS:
-        try:
-            return Installed(name, importlib.metadata.version(name))
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None
+    found = ((name, _version(name)) for name in DISTRIBUTIONS)
+    return next((Installed(name, version) for name, version in found if version is not None), None)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def release(version: str) -> tuple[int, ...]:
@@ -108,9 +111,11 @@ class EngineFacts:
 
 
 def cache_file(of: Installed, environ: Mapping[str, str]) -> Path:
-    """Where the answers of this vLLM are kept: one file per distribution, version and interpreter."""
+    """Where the answers of this vLLM are kept: one file per distribution, version, interpreter, Transformers, and
+    whether there is an NVIDIA GPU: a home folder may be shared with a machine that has none."""
     base = Path(environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or tempfile.gettempdir()) / ".cache")
-    key = hashlib.sha256(f"{of.python} {sys.version} {PROBE.read_text()}".encode()).hexdigest()[:12]
+    beside = (_version("transformers"), Path("/dev/nvidiactl").exists())
+    key = hashlib.sha256(f"{of.python} {sys.version} {beside} {PROBE.read_text()}".encode()).hexdigest()[:12]
     return base / "specserve" / f"{of.distribution}-{of.version}-{SCHEMA}-{key}.json"
 
 
@@ -134,7 +139,7 @@ def describe(of: Installed, *, environ: Mapping[str, str], timeout_seconds: floa
     known = cached(of, environ=environ)
     if known is not None:
         return known
-    _LOG.info("asking %s what it supports; once per version, about 10 s", of)
+    _LOG.info("asking %s what it supports; once per version, some seconds", of)
     try:
         with tempfile.TemporaryDirectory(prefix="specserve-") as folder:
             answer = Path(folder) / "answer.json"

@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import enum
+import gc
 import json
+import os
 import sys
 import typing
 from pathlib import Path
@@ -203,7 +205,9 @@ def runner_refusals() -> dict[str, dict[str, list[str]]]:
 
 
 def main() -> None:
-    """Answer every question, write the answers as JSON."""
+    """Answer every question, write the answers as JSON. Half of the time would go into collecting garbage while
+    vLLM is imported, and into taking it apart at the end."""
+    gc.disable()
     answers: dict[str, Any] = {}
     unanswered: dict[str, str] = {}
     for question in (
@@ -219,3 +223,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    os._exit(0)

@@ -40,14 +40,13 @@ class Role:
     is_head: bool = False
 
 
-def check(role: Role, known_types: Collection[str] | None = None) -> Iterator[Finding]:
-    """``known_types`` are the model types that the installed libraries know; None when nobody could be asked."""
+def check(role: Role) -> Iterator[Finding]:
+    """Everything but :func:`code`."""
     if not role.is_head:
         yield from _rows(role)
         yield from _layers(role)
     yield from _divisible(role)
     yield from _quantization(role)
-    yield from _code(role, known_types)
     yield from _revision(role)
 
 
@@ -146,8 +145,11 @@ def _family(method: str) -> str:
     return "modelopt" if name.startswith("modelopt") else name
 
 
-def _code(role: Role, known: Collection[str] | None) -> Iterator[Finding]:
-    """Whether config.json can be parsed: by a class that is installed, or by the checkpoint's own code."""
+def code(role: Role, known: Collection[str] | None) -> Iterator[Finding]:
+    """Whether config.json can be parsed: by a class that is installed, or by the checkpoint's own code.
+
+    ``known``: the model types that the installed libraries know; None when nobody could be asked.
+    """
     facts, where = role.facts, "models.target_model.trust_remote_code"
     own = _own_config_class(facts)
     native = known is None or facts.model_type in known or _parsed_otherwise(facts)

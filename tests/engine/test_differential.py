@@ -74,7 +74,10 @@ def ours(settings: Settings, vllm: Vllm) -> set[str]:
     """Codes of our errors: the pair, and what the installed vLLM supports."""
     target, found = preflight.read(settings, "target_model")
     draft, more = preflight.read(settings, "draft_model") if settings.uses_draft_model else (None, [])
-    found += [*more, *preflight.pair_findings(settings, target, draft, known_types=vllm.facts.model_types).findings]
+    found += [
+        *more,
+        *preflight.pair_findings(settings, target, draft, known_types=lambda: vllm.facts.model_types).findings,
+    ]
     found += support.findings(settings, target, draft, vllm.installed, vllm.facts, environ={})
     return {f.code for f in found if f.severity == "error"}
 

@@ -135,4 +135,4 @@ for revision in (None, sys.argv[1]):
     env = {"PATH": os.environ["PATH"], "HF_HOME": str(tmp_path), "HF_ENDPOINT": hub.url}
     done = subprocess.run([sys.executable, "-c", program, COMMIT], env=env, capture_output=True, text=True, check=True)
     fix = f"set models.target_model.revision: {COMMIT}"
-    assert done.stdout.splitlines() == [str([("remote-code-unpinned", fix), ("revision-unpinned", fix)]), "[]"]
+    assert done.stdout.splitlines() == [str([("revision-unpinned", fix), ("remote-code-unpinned", fix)]), "[]"]
