@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""What the sidecar costs: CPU of one cycle, memory and start time of the process.
+"""What the sidecar costs: CPU of one cycle, memory and start time of the process; and how soon it finds a hang.
 
 Cycle: parse the exposition, observe, evaluate all built-in alerts, render /metrics. Median of many.
+Hang: every step of a busy engine stops, at several moments between two reads; the slowest counts.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -56,42 +60,75 @@ def cycle_ms(engines: int, positions: int, cycles: int = 400) -> float:
     return statistics.median(spent[cycles // 2 :])
 
 
-def process_figures() -> tuple[float, float]:
-    """Seconds from exec to the first answered /livez, and resident MiB after some cycles."""
+@contextmanager
+def sidecar(interval: float, canary: float) -> Iterator[tuple[str, str, int, float]]:
+    """URLs of a stub engine and of a sidecar beside it, the sidecar's pid, and when it was started."""
     with tempfile.TemporaryDirectory() as folder:
         with socket.create_server(("127.0.0.1", 0)) as a, socket.create_server(("127.0.0.1", 0)) as b:
             port, engine = a.getsockname()[1], b.getsockname()[1]
         stub = [sys.executable, str(ROOT / "tests" / "stub_engine.py"), "--port", str(engine), "--model", "stub"]
-        stub += ["--speculative-config", '{"num_speculative_tokens": 5}']
+        stub += ["--speculative-config", '{"num_speculative_tokens": 5}', "--stub-step", "0.02"]
         config = Path(folder) / "c.yaml"
         config.write_text(
             f"server: {{port: {engine}, served_model_name: stub}}\nmodels: {{target_model: {{path: /models/stub}}}}\n"
             "speculative_decoding: {method: ngram}\n"
-            f"sidecar: {{port: {port}, scrape_interval_seconds: 0.2, state_dir: {folder}}}\n"
+            f"sidecar: {{port: {port}, scrape_interval_seconds: {interval}, canary_timeout_seconds: {canary}, "
+            f"state_dir: {folder}}}\n"
         )
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         with subprocess.Popen(stub, **quiet) as faked:
             begun = time.monotonic()
             with subprocess.Popen([sys.executable, "-m", "specserve", "sidecar", str(config)], **quiet) as watched:
                 try:
-                    return _until_answer(port) - begun, _resident(watched.pid)
+                    yield f"http://127.0.0.1:{engine}", f"http://127.0.0.1:{port}", watched.pid, begun
                 finally:
                     watched.terminate()
                     faked.kill()
 
 
-def _until_answer(port: int) -> float:
+def process_figures() -> tuple[float, float]:
+    """Seconds from exec to the first answered /livez, and resident MiB after some cycles."""
+    with sidecar(0.2, 120) as (_, url, pid, begun):
+        _until(url, "livez", 503, 200)
+        started = time.monotonic() - begun
+        time.sleep(10)
+        return started, psutil.Process(pid).memory_info().rss / 2**20
+
+
+def hang_seconds(interval: float, canary: float) -> float:
+    """From a hang to /livez 503, the slowest of five hangs at different moments of an interval."""
+    spent = []
+    with sidecar(interval, canary) as (engine, url, _, _):
+        _until(url, "readyz", 200)
+        threading.Thread(target=_traffic, args=(engine, enough := threading.Event())).start()
+        for i in range(5):
+            _until(url, "readyz", 200)
+            time.sleep(3 * interval)
+            while requests.get(f"{url}/livez", timeout=5).json()["age_seconds"] > interval / 10:
+                time.sleep(0.01)
+            time.sleep(i / 5 * interval)
+            requests.post(f"{engine}/__control", json={"freeze": True}, timeout=5)
+            begun = time.monotonic()
+            _until(url, "livez", 503)
+            spent.append(time.monotonic() - begun)
+            requests.post(f"{engine}/__control", json={"freeze": False}, timeout=5)
+        enough.set()
+    return max(spent)
+
+
+def _traffic(engine: str, enough: threading.Event) -> None:
+    while not enough.is_set():
+        with suppress(requests.RequestException):
+            body = {"model": "stub", "prompt": "a b c", "max_tokens": 50}
+            requests.post(f"{engine}/v1/completions", json=body, timeout=60)
+
+
+def _until(url: str, path: str, *statuses: int) -> None:
     while True:
-        try:
-            requests.get(f"http://127.0.0.1:{port}/livez", timeout=1)
-            return time.monotonic()
-        except requests.ConnectionError:
-            time.sleep(0.01)
-
-
-def _resident(pid: int) -> float:
-    time.sleep(10)
-    return psutil.Process(pid).memory_info().rss / 2**20
+        with suppress(requests.RequestException):
+            if requests.get(f"{url}/{path}", timeout=1).status_code in statuses:
+                return
+        time.sleep(0.01)
 
 
 def main() -> None:
@@ -102,6 +139,9 @@ def main() -> None:
     started, resident = process_figures()
     print(f"start to first answer: {started:.2f} s (bar 1)")
     print(f"resident memory: {resident:.0f} MiB (bar 60)")
+    for interval, canary in ((0.5, 2.0), (1.0, 5.0)):
+        found = hang_seconds(interval, canary)
+        print(f"hang, read every {interval:g} s, canary {canary:g} s: {found:.1f} s (bar {3 * interval + canary:g})")
 
 
 if __name__ == "__main__":

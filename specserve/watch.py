@@ -99,10 +99,10 @@ class Watch:
         gpus = target.tensor_parallel_size * target.pipeline_parallel_size // settings.engine.node_count
         self._gpu = open_telemetry(visible_devices, gpus)
         self._seen, self._verdicts = _Seen(clock()), ("", "", "")
-        self._canaries = Canaries(self._client, settings, alone=alone, clock=clock)
+        self._stop, self._wake = threading.Event(), threading.Event()
+        self._canaries = Canaries(self._client, settings, alone=alone, clock=clock, late=self._wake.set)
         self._version: str | None = None
         self._restarts = 0.0
-        self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="sidecar", daemon=True)
         render = exposition(self.readings, model_name=settings.served_model_name)
         self._server = Server(sidecar.host, sidecar.port, Pages(render, self.status, self.probe, self.page))
@@ -123,6 +123,7 @@ class Watch:
     def stop(self) -> None:
         """End: send what receivers have not heard yet, keep the baseline, give the port back."""
         self._stop.set()
+        self._wake.set()
         self._thread.join(STOP_SECONDS)
         self._notifier.stop()
         baseline.save(self.observer.baseline, self._baseline_path)
@@ -169,7 +170,8 @@ class Watch:
         while not self._stop.is_set():
             started = self._clock()
             self.cycle()
-            self._stop.wait(max(0.0, self._interval - (self._clock() - started)))
+            self._wake.wait(max(0.0, self._interval - (self._clock() - started)))
+            self._wake.clear()
 
     def cycle(self) -> None:
         """Scrape, judge, evaluate, publish: once."""

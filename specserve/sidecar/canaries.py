@@ -25,9 +25,18 @@ LOG = logging.getLogger("specserve.sidecar")
 class Canaries:
     """At most one at a time; the caller keeps to it."""
 
-    def __init__(self, client: EngineClient, settings: Settings, *, alone: bool, clock: Callable[[], float]) -> None:
-        """``alone``: no supervisor has run the start-up canary."""
-        self._client, self._settings, self._alone, self._clock = client, settings, alone, clock
+    def __init__(
+        self,
+        client: EngineClient,
+        settings: Settings,
+        *,
+        alone: bool,
+        clock: Callable[[], float],
+        late: Callable[[], None],
+    ) -> None:
+        """``alone``: no supervisor has run the start-up canary. ``late`` is called when one comes back that took an
+        interval or more: whoever waits for it should not wait for the next read as well."""
+        self._client, self._settings, self._alone, self._clock, self._late = client, settings, alone, clock, late
         self._outcomes: queue.SimpleQueue[tuple[CanaryOutcome, canary.CanaryResult | None]] = queue.SimpleQueue()
         self._looking = False
         self._result: canary.CanaryResult | None = None
@@ -67,7 +76,10 @@ class Canaries:
         return facts
 
     def _complete(self) -> None:
-        self._outcomes.put((self._one(), None))
+        outcome = self._one()
+        self._outcomes.put((outcome, None))
+        if outcome.seconds >= self._settings.sidecar.scrape_interval_seconds:
+            self._late()
 
     def _one(self) -> CanaryOutcome:
         return complete_one(self._client, timeout=self._settings.sidecar.canary_timeout_seconds, clock=self._clock)

@@ -289,8 +289,8 @@ class Probe:
                 return rested
             case "suspect":
                 return not fresh or rested or not (self._work and any(self._work))
-            case _:
-                return False
+            case _:  # at the first read without progress: its answer is back by the time that it counts
+                return bool(self._still) and not fresh
 
 
 def _succeeded(snapshot: EngineSnapshot) -> float | None:

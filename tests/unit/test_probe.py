@@ -108,7 +108,8 @@ def test_a_hung_engine_fails_liveness_within_three_reads_and_a_canary(life: Life
         if not seen.live.ok:
             break
     assert seen.condition == "stalled"
-    assert life.now - frozen_at <= 3 * INTERVAL + life.canary_seconds
+    # A hang just after a read shows progress once more, so one interval less is left than the figure says.
+    assert life.now - frozen_at <= 2 * INTERVAL + life.canary_seconds
     assert life.now - life.sent[0] >= life.canary_seconds
     assert "4 requests running" in seen.live.reason
     assert "no answer within 60 s" in seen.live.reason
@@ -333,6 +334,7 @@ def test_time_since_progress_is_unknown_while_idle(life: Life) -> None:
     assert life.step().since_progress_seconds is None
     busy(life)
     assert life.log[-1].since_progress_seconds == 0
+    hang(life)
     assert life.steps(2).since_progress_seconds == 10
 
 
