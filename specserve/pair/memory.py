@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from specserve.gpu import DeviceProcess
 from specserve.pair.shape import Backend, Shape
 
 if TYPE_CHECKING:
@@ -41,12 +42,14 @@ class GpuPlan:
     kv_cache_tokens: int | None
     other_bytes: int = 0
     """In use by other processes."""
+    processes: tuple[DeviceProcess, ...] = ()
+    """They, where NVML tells."""
     stage: int = 0
     """Pipeline stage."""
     graphs_in_budget: bool = True
     """Whether the graphs come out of the budget (since 0.21) or on top of it."""
-    warm_up_bytes: int = 0
-    """What the sampler's warm-up needs: first where the activations were, then outside the budget."""
+    outside_bytes: int = 0
+    """What the start needs outside the budget."""
 
     @property
     def fixed_bytes(self) -> int:

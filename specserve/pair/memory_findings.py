@@ -9,6 +9,7 @@ from specserve.units import GIB, gib, size
 
 _TIGHT_BYTES = GIB // 2
 _BUSY_BYTES = GIB // 2
+_LISTED = 4
 _UTILIZATION = "engine.gpu_memory_utilization"
 
 
@@ -37,7 +38,8 @@ def _error(plan: Plan) -> list[Finding]:
             return [_occupied(plan)]
         case "headroom":
             outside = (gpu.total_bytes or 0) - (gpu.budget_bytes or 0)
-            message = f"only {size(outside)} of GPU {gpu.index} stay outside vLLM's budget; the first steps need more"
+            need = f"the start and the first steps need {size(_late(plan, gpu))}"
+            message = f"only {size(outside)} of GPU {gpu.index} stay outside vLLM's budget, where {need}"
             return [_refused(_UTILIZATION, message, f"set {_UTILIZATION} to {_safe_utilization(plan, gpu):.2f}")]
         case "memory":
             table = Problem(_headline(plan, gpu), facts=rows(plan, gpu))
@@ -114,18 +116,26 @@ def _occupied(plan: Plan) -> Finding:
     total = gpu.total_bytes or 1
     free = total - gpu.other_bytes
     message = (
-        f"{gib(gpu.other_bytes)} of GPU {gpu.index} are in use by other processes, {gib(free)} are free; "
+        f"{_occupancy(gpu)}, {gib(free)} are free; "
         f"vLLM refuses to start with less than {plan.shape.utilization:.2f} of {gib(total)} free"
     )
     fix = f"stop what holds the GPU (nvidia-smi), or set {_UTILIZATION} to {int(free / total * 100) / 100:.2f} or less"
     return Finding("other-processes", "error", _UTILIZATION, message, fix)
 
 
+def _occupancy(gpu: GpuPlan) -> str:
+    held = [f"pid {p.pid} {p.name or '(unknown)'}" + (f" {gib(p.used_bytes)}" if p.used_bytes else "")
+            for p in gpu.processes[:_LISTED]]  # fmt: skip
+    more = [f"{len(gpu.processes) - _LISTED} more"] if len(gpu.processes) > _LISTED else []
+    names = f" ({', '.join([*held, *more])})" if held else ""
+    return f"{gib(gpu.other_bytes)} of GPU {gpu.index} are in use by other processes{names}"
+
+
 def _busy(plan: Plan) -> list[Finding]:
     return [
         Finding(
             "other-processes", "warning", "hardware",
-            f"{gib(g.other_bytes)} of GPU {g.index} are in use by other processes; more of theirs is less of ours",
+            f"{_occupancy(g)}; more of theirs is less of ours",
             "stop what holds the GPU (nvidia-smi)",
         )
         for g in plan.gpus
@@ -154,10 +164,8 @@ def _large_logits(plan: Plan) -> list[Finding]:
 
 
 def _late(plan: Plan, gpu: GpuPlan) -> int:
-    """What is allocated after the KV cache took its part: graphs before 0.21, logits of draft tokens, and what the
-    sampler's warm-up needs beyond the room that the activations left (a tenth more, as the estimate is rough)."""
-    warm_up = max(0, int(1.1 * gpu.warm_up_bytes) - gpu.activation_bytes)
-    return plan.late_bytes + warm_up + (0 if gpu.graphs_in_budget else gpu.cuda_graph_bytes)
+    """What is allocated outside the budget: what the start takes, and logits of draft tokens."""
+    return plan.late_bytes + gpu.outside_bytes
 
 
 def _tight(plan: Plan) -> list[Finding]:
@@ -168,8 +176,8 @@ def _tight(plan: Plan) -> list[Finding]:
     if outside - _late(plan, gpu) >= _TIGHT_BYTES and not (plan.method and plan.shape.utilization > 0.92):
         return []
     message = (
-        f"{gib(outside)} of GPU {gpu.index} stay outside vLLM's budget, where {gib(_late(plan, gpu))} are allocated "
-        "after the KV cache is sized; running out of memory can come late"
+        f"{gib(outside)} of GPU {gpu.index} stay outside vLLM's budget, where the start and full steps take "
+        f"{gib(_late(plan, gpu))}; running out of memory can come late"
     )
     fix = f"set {_UTILIZATION} to {_safe_utilization(plan, gpu):.2f}"
     return [Finding("memory-tight", "warning", _UTILIZATION, message, fix)]

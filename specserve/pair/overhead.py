@@ -31,14 +31,17 @@ class Constants:
     """Model Runner V2: the logits in float32, and one copy."""
     speculative_sampler: float = 31.0
     """First runner since 0.17 when drafts are verified: float32 target logits, a sort for top-p, probabilities."""
-    sampler_warm_up: float = 26.2
-    """First runner since 0.17, after the KV cache is sized: float32 logits, sorted values, int64 indices,
-    probabilities, cumulated probabilities."""
+    pinned: float = 2.1
+    """Copies of the float32 logits that cannot be had again after profiling, on one GPU: see :func:`outside_budget`."""
+    pinned_tp: float = 0.5
+    """The same with TP."""
     fixed_activation: float = 87 * MIB
     """Attention metadata, input buffers, cuBLAS scratch."""
 
 
 FITTED = Constants()
+_LEAST_OUTSIDE = 256 * MIB
+"""Of a GPU about which nothing more is known: memory outside the budget without which the first step runs out."""
 
 
 @dataclass(frozen=True)
@@ -49,23 +52,27 @@ class Overhead:
     """Peak of the profiling run: this comes out of the budget."""
     cuda_graphs: int
     non_torch: int
-    collectives: int
-    """What NCCL still takes after the KV cache is sized: outside the budget."""
+    outside: int
+    """What the start needs outside the budget, CUDA graphs included where they are not in it."""
+    least_outside: int
+    """The part of it that is sure enough to refuse for."""
     unprofiled_logits: int
     """Logits of draft tokens that a full step needs and the profiling run does not show."""
-    warm_up: int
-    """What the sampler's warm-up needs where activations were, and beyond them outside the budget."""
 
 
 def of_stage(config: Config, shape: Shape, constants: Constants, *, gpu_name: str | None, first: bool, last: bool,
              layers: int, tower: Config | None) -> Overhead:  # fmt: skip
     """Overhead of one pipeline stage with this many layers. ``tower`` is the config of a vision tower."""
+    peak = activation(config, shape, constants, first=first, last=last, tower=tower)
+    graphs = cuda_graphs(config, shape, layers, tower=tower is not None)
+    outside = outside_budget(config, shape, constants, gpu_name=gpu_name, activation=peak, last=last)
+    outside += 0 if shape.accounting.subtracts_graphs else graphs
+    known = lookup(gpu_name)
+    sure = known is not None and known.nvlink and shape.accounting.version >= (0, 17)
     return Overhead(
-        activation=activation(config, shape, constants, first=first, last=last, tower=tower),
-        cuda_graphs=cuda_graphs(config, shape, layers), non_torch=non_torch(shape, gpu_name),
-        collectives=late_collectives(shape, gpu_name),
+        activation=peak, cuda_graphs=graphs, non_torch=non_torch(shape, gpu_name), outside=outside,
+        least_outside=outside if sure else _LEAST_OUTSIDE + late_collectives(shape, gpu_name),
         unprofiled_logits=unprofiled_logits(config, shape) if last else 0,
-        warm_up=warm_up(config, shape, constants) if last else 0,
     )  # fmt: skip
 
 
@@ -116,16 +123,29 @@ def unprofiled_logits(config: Config, shape: Shape) -> int:
     return max(0, full - logit_rows(shape)) * copies * vocabulary(config) * 4
 
 
-def warm_up(config: Config, shape: Shape, constants: Constants) -> int:
-    """The sampler's warm-up with a full batch, which the profiling run does not show, and NCCL's first use.
+def outside_budget(
+    config: Config, shape: Shape, constants: Constants, *, gpu_name: str | None, activation: int, last: bool
+) -> int:
+    """What the start needs outside the budget, besides CUDA graphs.
 
-    Read off runs of one series that ran out in it (6.5 and 6.9 times the float32 logits were left) or did not (6.7
-    and more). The graphs are not known well enough to tell those apart, so it warns and refuses nobody.
+    vLLM's first snapshot is taken after CUDA and NCCL are up, so their memory is outside. After the KV cache is
+    allocated the sampler is warmed up with max_num_seqs rows: 14 bytes a logit (in 16 bits, float32, probabilities,
+    random numbers; ``_dummy_sampler_run``), where the activations were. But PyTorch keeps blocks of the profiling run
+    in which something small still lies: up to 2.6 x the float32 logits after a first, compiling start, 0.5 x after
+    later ones (47 public runs with 0.19 on H100; two of them ran out).
     """
-    if shape.backend == "cpu" or shape.accounting.wide_sampler or shape.second_runner:
+    if shape.backend == "cpu":
         return 0
-    collectives = 0.4 * GIB if shape.tp > 1 else 0
-    return int(logit_rows(shape) * vocabulary(config) * constants.sampler_warm_up + collectives)
+    known = lookup(gpu_name)
+    own = _LEAST_OUTSIDE + late_collectives(shape, gpu_name)
+    if known is not None and known.nvlink and shape.accounting.version >= (0, 17):
+        experts = 0.48 if expert_count(config) else 0
+        own = int(GIB * (1.53 + experts if shape.tp > 1 else 1.45 if shape.pp > 1 else 0.51))
+    if not last or shape.accounting.wide_sampler or shape.second_runner:
+        return own
+    logits = logit_rows(shape) * vocabulary(config) * 4
+    pinned = constants.pinned if shape.tp == 1 else constants.pinned_tp
+    return own + max(0, int(logits * (3.5 + pinned) + 0.27 * GIB) - activation)
 
 
 def forward_bytes(config: Config, shape: Shape, hidden: int) -> int:
@@ -174,31 +194,37 @@ def _v0_activation(config: Config, shape: Shape, hidden: int) -> int:
     return int(max(forward, shape.max_num_seqs * vocabulary(config) * 4 * 3))
 
 
-def graph_sizes(shape: Shape) -> tuple[int, int]:
+def graph_sizes(config: Config, shape: Shape) -> tuple[int, int]:
     """How many batch sizes are captured in pieces, and how many whole (decode steps only).
 
     Sizes are 1, 2, 4, every 8th to 256 and every 16th to the largest; the largest is twice a full decode step, at
-    most 512.
+    most 512 (1024 for gpt-oss: vLLM's model_executor/models/config.py).
 
     >>> from types import SimpleNamespace
-    >>> graph_sizes(SimpleNamespace(max_num_seqs=1024, num_speculative_tokens=0, max_num_batched_tokens=8192))
+    >>> graph_sizes({}, SimpleNamespace(max_num_seqs=1024, num_speculative_tokens=0, max_num_batched_tokens=8192))
     (51, 51)
     """
     step = shape.max_num_seqs * (1 + shape.num_speculative_tokens)
-    largest = min(512, 2 * step, shape.max_num_batched_tokens)
-    sizes = [n for n in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)) if n <= largest]
+    most = 1024 if config.get("model_type") == "gpt_oss" else 512
+    largest = min(most, 2 * step, shape.max_num_batched_tokens)
+    sizes = [n for n in (1, 2, 4, *range(8, 256, 8), *range(256, 1025, 16)) if n <= largest]
     return len(sizes), sum(1 for n in sizes if n <= step)
 
 
-def cuda_graphs(config: Config, shape: Shape, layers: int) -> int:
-    """Until 0.20 a captured size cost memory for every layer; since 0.21 about 1 MiB, the least a driver takes."""
+def cuda_graphs(config: Config, shape: Shape, layers: int, *, tower: bool) -> int:
+    """Until 0.20 a captured size cost memory for every kernel; since 0.21 about 1 MiB, the least a driver takes."""
     if shape.eager or shape.backend == "cpu":
         return 0
-    pieces, whole = graph_sizes(shape)
+    sizes = sum(graph_sizes(config, shape))
     if shape.accounting.subtracts_graphs:
-        return int(0.05 * GIB + (pieces + whole) * 1.1 * MIB)
-    per_layer = 34 * MIB if expert_count(config) and not is_mla(config) else 16.5 * MIB
-    return int((pieces + whole) / 102 * (0.39 * GIB + layers * per_layer))
+        return int(0.05 * GIB + sizes * 1.1 * MIB)
+    per_layer = 16.0
+    if expert_count(config):
+        per_layer = 48 if is_mla(config) else 36 if shape.weight_format == "mxfp4" else 26
+    elif shape.weight_format is not None:
+        per_layer += 3.5
+    hidden = (first_int(config, "hidden_size") or 4096) / 4096 / shape.tp * (0.19 if tower else 0.38)
+    return int(sizes / 102 * (hidden * GIB + layers * per_layer * MIB))
 
 
 def non_torch(shape: Shape, gpu_name: str | None) -> int:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from specserve.pair.vram import Stage
 
 _FITTED = "fitted on public runs, see docs/vram-accuracy.md"
+_OUTSIDE = "first context, collectives, sampler's warm-up beyond the activations, graphs until 0.20"
 
 
 def of_stage(
@@ -54,5 +55,6 @@ def _overhead(stage: Stage, shape: Shape) -> list[Term]:
         Term("activation", extra.activation, peak, _FITTED),
         Term("cuda_graphs", extra.cuda_graphs, graphs, _FITTED),
         Term("non_torch", extra.non_torch, f"CUDA context and collectives at TP {shape.tp}", _FITTED),
+        Term("outside_budget", extra.outside, _OUTSIDE, _FITTED),
         Term("unprofiled_logits", extra.unprofiled_logits, late, "vLLM v1/worker/gpu_model_runner.py"),
     ]

@@ -19,18 +19,14 @@ from specserve.pair.capacities import cuda_bytes
 from specserve.pair.fields import Config, first_int
 from specserve.pair.memory import Capacity, Confidence, GpuPlan, Plan, Refusal
 from specserve.pair.placement import stages
-from specserve.units import MIB
 
 if TYPE_CHECKING:
     from specserve.config.schema import Settings
-    from specserve.gpu import Device
+    from specserve.gpu import Device, DeviceProcess
     from specserve.pair.calibration import Calibration
     from specserve.pair.facts import ModelFacts
 
 __all__ = ["Plan", "plan"]
-
-_LEAST_OUTSIDE = 256 * MIB
-"""Memory outside the budget without which the first step after start runs out."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +47,7 @@ class _Gpu:
     total: int | None
     used: int
     name: str | None
+    processes: tuple[DeviceProcess, ...] = ()
 
 
 def plan(
@@ -205,7 +202,7 @@ def _gpus(
         known = None if total is None else len(found)
     else:
         seen = list(devices or ())[: hardware.gpu_count]
-        found = [_Gpu(d.index, d.total_bytes - d.reserved_bytes, d.used_bytes, d.name) for d in seen]
+        found = [_Gpu(d.index, d.total_bytes - d.reserved_bytes, d.used_bytes, d.name, d.processes) for d in seen]
         known = len(found) if devices is not None else None
     nodes = settings.engine.node_count
     if nodes > 1:  # the others are taken to be like this one
@@ -223,8 +220,8 @@ def _gpu_plan(
     stage, extra = built[at], built[at].overhead
     made = GpuPlan(
         gpu.index, gpu.total, None if gpu.total is None else _budget(gpu.total, gpu.used, shape), stage.target,
-        stage.draft, extra.activation, extra.cuda_graphs, extra.non_torch, None, None, gpu.used, at,
-        shape.accounting.subtracts_graphs, extra.warm_up,
+        stage.draft, extra.activation, extra.cuda_graphs, extra.non_torch, None, None, gpu.used, gpu.processes, at,
+        shape.accounting.subtracts_graphs, extra.outside,
     )  # fmt: skip
     if shape.backend == "cpu":
         made = replace(made, activation_bytes=0, cuda_graph_bytes=0, non_torch_bytes=0)
@@ -281,7 +278,7 @@ def _gpu_refusal(gpu: GpuPlan, stage: Stage, shape: shapes.Shape, *, certain: bo
         return "memory"
     if shape.accounting.v0 and _first_engine_draft(gpu, stage.cache) > outside:
         return "memory"
-    return "headroom" if outside < stage.overhead.collectives + _LEAST_OUTSIDE else None
+    return "headroom" if outside < stage.overhead.least_outside else None
 
 
 def _holds_one(gpu: GpuPlan, stage: Stage, shape: shapes.Shape, *, certain: bool) -> bool:

@@ -68,20 +68,15 @@ def test_what_ran_is_not_refused(cases: list[Case]) -> None:
 
 
 def test_what_ran_out_of_memory_is_refused(cases: list[Case]) -> None:
-    """Runs that failed for want of memory are refused; two are known not to be, and are named on the page."""
-    missed = [c.id for c in cases if c.counts_for_fit and c.refused and c.plan.fits]
-    assert missed == [
-        "pl19-openai-gpt-oss-20b-tp1pp1dp1-8192-failed",
-        "pl19-openai-gpt-oss-20b-tp2pp1dp1-8192-failed",
-    ]
+    """Runs that failed for want of memory are refused, those that ran out in the sampler's warm-up among them."""
+    assert [c.id for c in cases if c.counts_for_fit and c.refused and c.plan.fits] == []
+    assert sum(c.plan.refusal == "headroom" for c in cases) >= 2
 
 
-def test_a_sampler_without_room_is_warned_about(cases: list[Case]) -> None:
-    """The runs that died in the sampler's warm-up are warned about; of those that served, few are."""
-    warned = {c.id for c in cases if "memory-tight" in [f.code for f in c.plan.findings()]}
-    died = {c.id for c in cases if c.counts_for_fit and c.refused and c.plan.fits}
-    assert died <= warned
-    assert len(warned - died) <= 0.1 * len(cases)
+def test_few_that_served_are_warned_about(cases: list[Case]) -> None:
+    """A warning for want of room outside the budget is for the few that have little."""
+    warned = [c.id for c in cases if "memory-tight" in [f.code for f in c.plan.findings()]]
+    assert len(warned) <= 0.05 * len(cases)
 
 
 def test_every_run_that_says_what_it_is_is_planned(cases: list[Case]) -> None:
