@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -33,22 +35,22 @@ def complete(url: str, prompt: str, temperature: float) -> None:
 
 @contextmanager
 def traffic(url: str, temperature: float) -> Iterator[None]:
-    """One request after the other."""
+    """One request after the other. A failed request fails the test: silence would look like an alert that is late."""
     enough = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
 
-    def run() -> None:
-        number = 0
-        while not enough.is_set():
-            complete(url, PROMPTS[number % len(PROMPTS)], temperature)
-            number += 1
+        def run() -> None:
+            for prompt in itertools.cycle(PROMPTS):
+                if enough.is_set():
+                    return
+                complete(url, prompt, temperature)
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        enough.set()
-        thread.join()
+        sent = pool.submit(run)
+        try:
+            yield
+        finally:
+            enough.set()
+            sent.result()
 
 
 @contextmanager
@@ -76,8 +78,13 @@ def watched(folder: Path, engine_url: str, **acceptance_rate: float) -> Iterator
         rules = subprocess.run([*SPECSERVE, "alerts", "rules", str(path)], capture_output=True, text=True, check=True)
         sidecar = [*SPECSERVE, "sidecar", str(path), "--engine-url", engine_url]
         ports = {"scrape_port": sidecar_port, "alertmanager_port": alertmanager_port}
-        with process(sidecar, folder / "sidecar.log"), stack(folder, **ports, rules=rules.stdout, hook=hook):
-            yield hook
+        log = folder / "sidecar.log"
+        with process(sidecar, log), stack(folder, **ports, rules=rules.stdout, hook=hook):
+            try:
+                yield hook
+            except BaseException as error:
+                error.add_note(f"heard: {hook.got}\nsidecar: {log.read_text()[-4000:]}")
+                raise
 
 
 WAYS = (
