@@ -1,6 +1,7 @@
-"""Spellings that guides still teach and vLLM no longer reads, with what to write today.
+"""Spellings that guides, vLLM's command line and other servers teach, with what to write here.
 
-Sources: vLLM's release notes and `vllm/config/speculative.py` at 0.32, read 2026-11-29.
+Sources: vLLM's release notes and `vllm/config/speculative.py` at 0.32, read 2026-11-29; the arguments of SGLang, TGI,
+llama.cpp and TensorRT-LLM, read 2026-11-30.
 """
 
 from __future__ import annotations
@@ -8,10 +9,33 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from specserve.config.document import KeyPath
+from specserve.config.document import KeyPath, dotted
 
 _SPEC = "speculative_decoding"
 _DRAFT = "models.draft_model"
+_TARGET = "models.target_model"
+
+_OTHER_SERVERS = (
+    (f"write '{_SPEC}.method'", "speculative_algorithm decoding_type"),
+    (
+        f"write '{_SPEC}.num_speculative_tokens'",
+        "speculative_num_steps speculative_num_draft_tokens max_draft_len num_assistant_tokens num_draft_tokens speculate"
+        " draft_max draft_length n_draft gamma k lookahead",
+    ),
+    (f"write '{_DRAFT}.path'", "speculative_draft_model_path speculative_model_dir model_draft assistant_model"),
+    (f"write '{_TARGET}.path'", "model_path model_id model_name_or_path"),
+    (f"write '{_TARGET}.tensor_parallel_size'", "tp tp_size num_shard num_gpus"),
+    ("write 'engine.gpu_memory_utilization'", "mem_fraction_static gpu_memory_fraction"),
+    ("write 'engine.max_model_len'", "context_length ctx_size n_ctx max_total_tokens max_seq_len"),
+    ("write 'engine.max_num_seqs'", "max_running_requests"),
+    ("write 'server.max_concurrent_requests'", "max_concurrent_requests"),
+    ("remove it: vLLM drafts one sequence, not a tree", "speculative_eagle_topk"),
+    ("remove it: vLLM drafts as many tokens in every step", "draft_min draft_p_min"),
+    ("remove it: the target decides; to be told, set 'alerts.acceptance_rate.fire_below'", "acceptance_threshold"),
+    ("remove it: vLLM keeps whole models in GPU memory", "n_gpu_layers gpu_layers_draft"),
+    ("remove it: clients send it with each request", "temperature top_p top_k max_tokens"),
+)
+"""(what to do, keys) for what other servers and their guides write."""
 
 TODAY: Mapping[str, str] = {
     # Flags and keys of vLLM up to 0.8, and of its own speculative JSON.
@@ -45,15 +69,9 @@ TODAY: Mapping[str, str] = {
     "target_model": "write the section 'models.target_model'",
     "model": "write 'models.target_model.path', and 'models.draft_model.path' for the draft",
     "swap_space": "remove it: this vLLM does not swap",
-    "gpu_memory_utilization": "write 'engine.gpu_memory_utilization'",
-    "max_model_len": "write 'engine.max_model_len'",
-    "max_num_seqs": "write 'engine.max_num_seqs'",
-    "max_num_batched_tokens": "write 'engine.max_num_batched_tokens'",
-    "enforce_eager": "write 'engine.enforce_eager'",
-    "kv_cache_dtype": "write 'engine.kv_cache_dtype'",
-    "served_model_name": "write 'server.served_model_name'",
+    **{name: said for said, names in _OTHER_SERVERS for name in names.split()},
 }
-"""Old or misplaced key (underscores, no dashes) -> what to do."""
+"""Old, foreign or misplaced key (underscores, no dashes) -> what to do."""
 
 IN_SECTION: Mapping[tuple[str, str], str] = {
     (_SPEC, "tensor_parallel_size"): f"write '{_DRAFT}.tensor_parallel_size'",
@@ -88,8 +106,20 @@ OWN_FLAGS: Mapping[str, str] = {
     "kv_cache_dtype": "engine.kv_cache_dtype",
     "max_num_queued_reqs": "server.max_concurrent_requests",
     "shutdown_timeout": "engine.drain_timeout_seconds",
+    "nnodes": "engine.node_count",
+    "node_rank": "engine.node_rank",
+    "master_addr": "engine.leader_address",
+    "headless": "engine.node_rank",
+    "speculative_config": _SPEC,
+    "spec_method": f"{_SPEC}.method",
+    "spec_model": f"{_DRAFT}.path",
+    "spec_tokens": f"{_SPEC}.num_speculative_tokens",
+    "hf_token": "models.hub_token_file",
 }
 """vLLM flags that have a key of their own here; setting both would leave two truths."""
+
+NOT_EXTRA = f"^-*({'|'.join(sorted({*OWN_FLAGS, *TODAY})).replace('_', '[-_]')})$"
+"""Pattern of the flags that ``engine.extra_args`` refuses, for JSON Schema."""
 
 
 def normal(key: str) -> str:
@@ -102,10 +132,13 @@ def normal(key: str) -> str:
 
 
 def advice(path: KeyPath) -> str | None:
-    """What to write instead of an unknown key, when it is a known old or misplaced spelling."""
+    """What to write instead of an unknown key, when it is a known old, foreign or misplaced spelling."""
     name = normal(str(path[-1]))
     section = str(path[0]) if len(path) > 1 else ""
-    return IN_SECTION.get((section, name)) or TODAY.get(name)
+    said = IN_SECTION.get((section, name)) or TODAY.get(name)
+    if said is None and name in OWN_FLAGS:
+        said = f"write '{OWN_FLAGS[name]}'"
+    return said.replace(_TARGET, _DRAFT) if said and dotted(path[:-1]) == _DRAFT else said
 
 
 def in_extra_args(extra_args: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -21,6 +21,8 @@ from specserve.errors import ConfigError, Problem
 from specserve.log import is_secret_name
 
 PREFIX = "SPECSERVE_"
+MOST_LISTED = 10
+"""Keys that a sentence lists; with more of them it names the page."""
 _NOT_OURS = re.compile(r"_SERVICE_(HOST|PORT)|_PORT(_\d+_(TCP|UDP))?(_|$)|^SPECSERVE_(REPAIRS|CACHE)$")
 """Kubernetes describes a Service named ``specserve`` to every pod in variables that look like ours."""
 
@@ -211,7 +213,14 @@ def _unknown_key(path: KeyPath, where: str) -> Problem:
         return Problem(f"'{dotted(path)}' is not a key here; {advice}", where)
     choices = known_keys(path[:-1])
     near = difflib.get_close_matches(key.replace("-", "_").lower(), choices, n=1, cutoff=0.6)
-    tail = f"did you mean '{near[0]}'?" if near else f"known here: {', '.join(choices)}"
+    if near:
+        tail = f"did you mean '{near[0]}'?"
+    elif path[:-1] == ("engine",):
+        tail = "vLLM's flags that have no key here go into 'engine.extra_args'"
+    elif len(choices) > MOST_LISTED:
+        tail = f"docs/config.md lists the keys of '{dotted(path[:-1])}'"
+    else:
+        tail = f"known here: {', '.join(choices)}"
     return Problem(f"unknown key '{dotted(path)}'; {tail}", where)
 
 

@@ -31,6 +31,16 @@ _KINDS = {
 }
 _SECRETS = re.compile(r"notify|secret|(^|_)key$|(^|_)token$")
 _BOUNDS = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", "less_than_equal": "le"}
+_ALIASES = {
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "fp32": "float32",
+    "standalone": "draft_model",
+    "draft": "draft_model",
+    "nextn": "mtp",
+    "prompt_lookup": "ngram",
+}
+"""Values of other servers and of everyday speech (SGLang's STANDALONE and NEXTN) -> ours."""
 _SIGNS = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
 
 
@@ -48,7 +58,7 @@ def sentence(path: KeyPath, error: ErrorDetails) -> tuple[str, str | None]:
         return f"'{key}' has no 'type'; must be one of alertmanager, webhook, slack", f"add 'type:' to '{key}'"
     shown = _shown(path, error.get("input"))
     if kind in _KINDS:
-        return f"'{key}' is {shown}; must be {_KINDS[kind]}", _example(path, kind)
+        return f"'{key}' is {shown}; must be {_KINDS[kind]}", _example(path, kind, error.get("input"))
     if kind in _BOUNDS:
         bound = _BOUNDS[kind]
         message = f"'{key}' is {shown}; must be {_SIGNS[bound]} {context[bound]}"
@@ -79,7 +89,8 @@ def _choice(path: KeyPath, error: ErrorDetails, context: Mapping[str, Any]) -> t
     is_tag = error["type"] == "union_tag_invalid"
     value = given.get("type") if is_tag and isinstance(given, dict) else given
     key = dotted((*path, "type") if is_tag else path)
-    near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.6)
+    word = str(value).lower()
+    near = [_ALIASES[word]] if _ALIASES.get(word) in choices else difflib.get_close_matches(word, choices, 1, 0.6)
     must = f"{'one of ' if len(choices) > 1 else ''}{', '.join(choices)}"
     return (
         f"'{key}' is {_shown(() if is_tag else path, value)}; must be {must}",
@@ -103,12 +114,18 @@ def _shown(path: KeyPath, value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _example(path: KeyPath, kind: str) -> str | None:
+def _example(path: KeyPath, kind: str, value: Any) -> str | None:
+    """What to write where a section was expected."""
     if kind not in ("model_type", "model_attributes_type") or not path:
         return None
-    if isinstance(path[-1], int):
+    key = path[-1]
+    if isinstance(key, int):
         return "write its keys after the dash, e.g. '- type: webhook'"
-    return f"write its keys below '{path[-1]}:', one level further in"
+    if isinstance(value, str) and "path" in known_keys(path):
+        return f"write '{key}: {{path: {value}}}'"
+    if isinstance(value, bool) and "enabled" in known_keys(path):
+        return f"write '{key}: {{enabled: {str(value).lower()}}}'"
+    return f"write its keys below '{key}:', one level further in" + (", or remove it" if value is None else "")
 
 
 def known_keys(path: KeyPath) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, SecretStr
 
+from specserve.config import legacy
 from specserve.config.base import Port, Positive, Ratio, Seconds, Section
 
 Repair = Literal["cpu-speculative-sampling"]
@@ -69,7 +70,9 @@ class Engine(Section):
         description="Repairs of known engine defects, applied only where a test shows the defect; [] turns them off.",
     )
     extra_args: dict[str, Any] = Field(
-        default_factory=dict, description="Further vLLM flags without dashes, e.g. {max-logprobs: 5}."
+        default_factory=dict,
+        description="Further vLLM flags without dashes, e.g. {max-logprobs: 5}.",
+        json_schema_extra={"patternProperties": {legacy.NOT_EXTRA: False}},
     )
     env: dict[str, str] = Field(
         default_factory=dict, description="Environment of the engine, e.g. {VLLM_LOGGING_LEVEL: DEBUG}."

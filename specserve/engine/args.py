@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from specserve.config import legacy
 from specserve.config.schema import Settings
 from specserve.engine.introspect import Installed, release
 from specserve.errors import ConfigError, Problem
@@ -26,38 +27,7 @@ WIDEST_STEP = 4096
 """End of the last schedule row when ``engine.max_num_seqs`` is unset. vLLM clips rows to its own limit and
 carries the last row on (``v1/spec_decode/dynamic/utils.py``), and no default of its reaches this."""
 
-OWN_FLAGS: Mapping[str, str] = {
-    "model": "models.target_model.path",
-    "revision": "models.target_model.revision",
-    "dtype": "models.target_model.dtype",
-    "quantization": "models.target_model.quantization",
-    "tensor-parallel-size": "models.target_model.tensor_parallel_size",
-    "pipeline-parallel-size": "models.target_model.pipeline_parallel_size",
-    "trust-remote-code": "models.target_model.trust_remote_code",
-    "host": "server.host",
-    "port": "server.port",
-    "served-model-name": "server.served_model_name",
-    "max-num-queued-reqs": "server.max_concurrent_requests",
-    "api-key": "server.api_key_file",
-    "ssl-certfile": "server.tls.cert_file",
-    "ssl-keyfile": "server.tls.key_file",
-    "gpu-memory-utilization": "engine.gpu_memory_utilization",
-    "max-model-len": "engine.max_model_len",
-    "max-num-seqs": "engine.max_num_seqs",
-    "max-num-batched-tokens": "engine.max_num_batched_tokens",
-    "enforce-eager": "engine.enforce_eager",
-    "kv-cache-dtype": "engine.kv_cache_dtype",
-    "shutdown-timeout": "engine.drain_timeout_seconds",
-    "nnodes": "engine.node_count",
-    "node-rank": "engine.node_rank",
-    "master-addr": "engine.leader_address",
-    "headless": "engine.node_rank",
-    "speculative-config": "speculative_decoding",
-    "spec-method": "speculative_decoding.method",
-    "spec-model": "models.draft_model.path",
-    "spec-tokens": "speculative_decoding.num_speculative_tokens",
-    "hf-token": "models.hub_token_file",
-}
+OWN_FLAGS = {flag.replace("_", "-"): key for flag, key in legacy.OWN_FLAGS.items()}
 """Flags that a key of the config file writes; in ``engine.extra_args`` they would say a thing twice."""
 
 _SHORT = {"tp": "tensor-parallel-size", "pp": "pipeline-parallel-size", "sc": "speculative-config", "q": "quantization"}

@@ -14,9 +14,6 @@ from tests.chart.rendering import CHART, ROOT, Values, refusal, run_helm
 CONFIGS = sorted((ROOT / "tests" / "data" / "configs" / "bad").glob("*.yaml"))
 NOT_SEEN = {
     "duplicate-key": "helm's parser keeps the last of two equal keys",
-    "flag-with-own-key": "the chart knows no vLLM flag",
-    "old-flag-in-extra-args": "the chart knows no vLLM flag",
-    "speculative-config-in-extra-args": "the chart knows no vLLM flag",
     "open-to-the-network": "the pod listens on every address, behind auth.existingSecret or the NetworkPolicy",
     "secret-file-missing": "the file is the pod's",
     "variable-not-set": "the variable is the pod's",
