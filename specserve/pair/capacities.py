@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from specserve.units import GIB, MIB
+from specserve.units import GIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,8 +14,6 @@ class Capacity:
 
     pattern: str
     """What its NVML name contains, as a regular expression, case ignored."""
-    board_mib: int
-    """NVML's total, as nvidia-smi prints it."""
     cuda_gib: float
     """Total that CUDA (and so vLLM's budget) sees."""
     nvlink: bool = False
@@ -23,36 +21,38 @@ class Capacity:
 
 
 CAPACITIES: tuple[Capacity, ...] = (
-    Capacity(r"gb?300", 284208, 277.1, True),
-    Capacity(r"gb?200", 183359, 178.36, True),
-    Capacity(r"h200", 143771, 139.81, True),
-    Capacity(r"gh200", 97871, 94.5, True),
-    Capacity(r"h100 nvl", 95830, 93.11, True),
-    Capacity(r"h20\b", 97871, 95.08, True),
-    Capacity(r"h[18]00", 81559, 79.19, True),
-    Capacity(r"a[18]00.*80", 81920, 79.25),
-    Capacity(r"a100.*40", 40960, 39.49),
-    Capacity(r"v100.*32", 32768, 31.74),
-    Capacity(r"v100", 16384, 15.77),
-    Capacity(r"rtx pro 6000", 97887, 94.97),
-    Capacity(r"rtx pro 5000", 48935, 47.37),
-    Capacity(r"rtx pro 4500", 32623, 31.38),
-    Capacity(r"rtx pro 4000", 24467, 23.89),
-    Capacity(r"l40s?\b", 46068, 44.39),
-    Capacity(r"rtx 6000 ada|a40\b|rtx a6000", 49140, 47.5),
-    Capacity(r"l4\b", 23034, 22.03),
-    Capacity(r"a10g?\b", 23028, 22.06),
-    Capacity(r"t4\b", 15360, 14.56),
-    Capacity(r"rtx a5000", 24564, 23.67),
-    Capacity(r"quadro rtx 6000", 24576, 23.65),
-    Capacity(r"rtx 5090", 32607, 31.36),
-    Capacity(r"rtx 5080", 16303, 15.47),
-    Capacity(r"rtx 5070 ti", 16303, 15.47),
-    Capacity(r"rtx 5060 ti", 16311, 15.48),
-    Capacity(r"rtx 4090", 24564, 23.53),
-    Capacity(r"rtx 3090", 24576, 23.58),
+    Capacity(r"b300", 276.5, True),
+    Capacity(r"b200", 178.35, True),
+    Capacity(r"gh200", 94.5, True),  # vLLM issues name it "96GB H100"
+    Capacity(r"h200", 139.8, True),
+    Capacity(r"h100 nvl", 93.02, True),
+    Capacity(r"h20\b", 95.1, True),
+    Capacity(r"h[18]00", 79.19, True),  # 79.11 (vllm#27508) to 79.22 (vllm#10511)
+    Capacity(r"a[18]00.*80", 79.15),  # SXM; PCIe 79.25
+    Capacity(r"a100.*40", 39.38),  # 39.49 with older drivers
+    Capacity(r"v100.*32", 31.73),
+    Capacity(r"v100", 15.77),
+    Capacity(r"rtx pro 6000", 94.97),
+    Capacity(r"rtx pro 5000", 47.26),
+    Capacity(r"rtx pro 4500", 31.38),  # vllm#51590
+    Capacity(r"rtx pro 4000", 23.89),
+    Capacity(r"l40s?\b", 44.39),
+    Capacity(r"rtx 6000 ada", 47.37),  # 44.43 with ECC on
+    Capacity(r"rtx a6000", 47.43),  # 44.43 with ECC on
+    Capacity(r"a40\b", 44.55),
+    Capacity(r"l4\b", 22.03),
+    Capacity(r"a10g?\b", 22.06),
+    Capacity(r"t4\b", 14.56),
+    Capacity(r"rtx a5000", 23.67),
+    Capacity(r"quadro rtx 6000", 23.46),
+    Capacity(r"rtx 5090", 31.36),
+    Capacity(r"rtx 5080|rtx 5070 ti", 15.47),  # vllm#14452: 15.48
+    Capacity(r"rtx 5060 ti", 15.48),
+    Capacity(r"rtx 4090", 23.51),
+    Capacity(r"rtx 3090", 23.56),  # vllm#10517: 23.58
 )
-"""First match wins."""
+"""First match wins. Totals as PyTorch printed them for the named GPU in public logs (out-of-memory messages, start
+banners), the least where drivers differ; looked up 2026-11-30."""
 
 
 def lookup(name: str | None) -> Capacity | None:
@@ -68,16 +68,13 @@ def lookup(name: str | None) -> Capacity | None:
 def cuda_bytes(name: str | None, memory_gib: float | None) -> int | None:
     """What CUDA hands out on one GPU, from a name, a stated size, or both.
 
-    A stated size above the known one is a marketing size, or the whole board's: the known one counts.
+    A stated size above the known one is a marketing size, or the whole board's: the known one counts. One that is
+    more than a tenth larger is another board.
 
     >>> round(cuda_bytes("NVIDIA H100 80GB HBM3", 80) / 2**30, 2), cuda_bytes(None, None)
     (79.19, None)
     """
     known = lookup(name)
-    if known is None:
+    if known is None or (memory_gib or 0) > known.cuda_gib * 1.1:
         return None if memory_gib is None else int(memory_gib * GIB)
-    known_bytes = int(known.cuda_gib * GIB)
-    if memory_gib is None:
-        return known_bytes
-    stated = int(memory_gib * GIB)
-    return min(stated, known_bytes) if stated <= known.board_mib * MIB * 1.06 else stated
+    return int(min(memory_gib or known.cuda_gib, known.cuda_gib) * GIB)
