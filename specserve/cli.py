@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import sys
+import traceback
 from typing import Any
 
 import click
@@ -46,9 +47,9 @@ def program(context: click.Context, debug: bool) -> None:
 
 
 COMMANDS = (
-    launch.launch,
     check.check,
     plan.plan,
+    launch.launch,
     verify.verify,
     bench.bench,
     bench.report,
@@ -71,7 +72,8 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _run(arguments: list[str]) -> int:
-    debug = "--debug" in arguments
+    if debug := "--debug" in arguments:  # wherever it stands
+        arguments = ["--debug", *(a for a in arguments if a != "--debug")]
     try:
         result: Any = program.main(arguments, prog_name="specserve", standalone_mode=False)
     except SystemExit:
@@ -84,9 +86,12 @@ def _run(arguments: list[str]) -> int:
         error.show()
         return ExitCode.CONFIG
     except Exception as error:
-        if debug:
+        code = _told(error)
+        if debug and code == ExitCode.BUG:
             raise
-        return _told(error)
+        if debug:
+            traceback.print_exc()
+        return code
     return result if isinstance(result, int) else ExitCode.OK
 
 

@@ -14,7 +14,7 @@ import requests
 
 from specserve.config.schema import Settings
 from specserve.engine import metrics
-from specserve.engine.client import EngineClient, EngineError, EngineRefused, collect
+from specserve.engine.client import EngineClient, EngineError, EngineRefused, EngineUnreachable, collect
 from specserve.engine.corruption import unprintable_reason
 from specserve.units import percent
 
@@ -58,10 +58,11 @@ class _Skipped(Exception):
 
 
 def run(subject: Subject, told: Callable[[Outcome], None] = lambda _: None) -> list[Outcome]:
-    """Every check in order; none stops the others."""
+    """Every check in order; none stops the others, but where nobody answers nothing more is asked."""
     out = []
+    answers = _answers(subject)
     for name, check in CHECKS:
-        outcome = _one(name, check, subject)
+        outcome = _one(name, check if answers or check is _models else _not_asked, subject)
         told(outcome)
         out.append(outcome)
     return out
@@ -79,6 +80,20 @@ def _one(name: str, check: Callable[[Subject], str], subject: Subject) -> Outcom
     except (EngineError, metrics.MetricsError, requests.RequestException) as error:
         status, message = "FAIL", str(error).splitlines()[0]
     return Outcome(name, status, message, time.monotonic() - began)
+
+
+def _answers(subject: Subject) -> bool:
+    try:
+        subject.client.models(timeout=subject.timeout_seconds)
+    except EngineUnreachable:
+        return False
+    except EngineError:
+        return True
+    return True
+
+
+def _not_asked(_: Subject) -> str:
+    raise _Skipped("nobody answers")
 
 
 def _models(subject: Subject) -> str:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from specserve.commands.options import http_url
+
 if TYPE_CHECKING:
     from specserve.config.alerting import Alerts
 
@@ -80,9 +82,11 @@ def metrics() -> None:
 
 @alerts.command()
 @click.argument("rules_file", type=click.Path(exists=True, dir_okay=False))
-@click.option("--url", "urls", multiple=True, metavar="URL", help="Server whose /metrics to read; may be repeated.")
+@click.option("--url", "urls", multiple=True, callback=http_url, help="Server whose /metrics to read; may be repeated.")
 def lint(rules_file: str, urls: tuple[str, ...]) -> None:
-    """Check that every series in a Prometheus rule file is exported, by specserve or at a URL.
+    """Check that every series in a rule file is exported.
+
+    By specserve, or by the servers at --url.
 
     \b
     specserve alerts lint my.rules.yaml --url http://127.0.0.1:8000

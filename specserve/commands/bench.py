@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from specserve.config.load import Loaded
     from specserve.measure import Progress
 
+_WORKLOADS = ", ".join(sorted(p.stem for p in (Path(__file__).parents[1] / "bench" / "workloads").glob("*.yaml")))
+
 
 @click.command()
 @config_command
 @format_option
-@click.option("--workload", "names", multiple=True, help="Built-in workload; may be repeated. See --list.")
+@click.option("--workload", "names", multiple=True, help=f"Built-in workload; may be repeated: {_WORKLOADS}.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Your own requests, one JSON object or prompt a line.")
 @click.option("--concurrency", default="1,4,16", show_default=True, help="Requests in flight, comma-separated.")
 @click.option(
@@ -40,10 +42,11 @@ if TYPE_CHECKING:
 @click.option("--out", type=click.Path(path_type=Path), default=Path("bench"), show_default=True, help="Output folder.")
 @click.option("--resume", is_flag=True, help="Continue what was interrupted in the output folder.")
 def bench(loaded: Loaded, output: str, out: Path, resume: bool, **options: Any) -> None:
-    """Is CONFIG faster with speculation than without, for this traffic, at this load, with the same answers?
+    """Measure whether speculation makes CONFIG faster.
 
-    Starts each arm as `specserve launch` would, in the order off, on, on, off. Writes result.json, profile.json,
-    report.md and report.html. Exits with 6 when nothing sound could be said.
+    For this traffic, at this load, with the same answers? Starts each arm as `specserve launch` would, in the order
+    off, on, on, off. Writes result.json, profile.json, report.md and report.html. Exit code 6 when nothing sound could
+    be said.
     """
     import os
 
@@ -203,7 +206,10 @@ def write_reports(results: Sequence[Result], out: Path) -> None:
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), default=Path(), help="Folder for report.md and report.html.")
 def report(files: tuple[Path, ...], out: Path) -> None:
-    """Render one result, or compare several, as Markdown and as one HTML page."""
+    """Render benchmark results as Markdown and HTML.
+
+    One result, or several side by side: files, or folders that bench wrote.
+    """
     from specserve.bench import result
 
     out.mkdir(parents=True, exist_ok=True)
@@ -221,7 +227,10 @@ def trace() -> None:
 @click.argument("destination", type=click.Path(path_type=Path))
 @click.option("--keep-text", is_flag=True, help="Keep prompts as they are; drop only who sent them.")
 def redact(source: Path, destination: Path, keep_text: bool) -> None:
-    """Drop user ids and content from a trace; lengths, repetition and times stay."""
+    """Drop user ids and content from a trace.
+
+    Lengths, repetition and times stay.
+    """
     from specserve.bench import workload
 
     count = workload.redact_file(source, destination, keep_text=keep_text)

@@ -28,7 +28,10 @@ _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 @format_option
 @click.option("--skip", multiple=True, metavar="CODE", help="Leave out a finding by its code (docs/checks.md).")
 def check(loaded: Loaded, output: str, skip: tuple[str, ...]) -> None:
-    """Check target, draft, engine support and memory of CONFIG, from metadata alone; exit code 3 when refused."""
+    """Prove from files alone that CONFIG can work and fit.
+
+    Target against draft, what the installed vLLM supports, memory. No GPU is needed. Exit code 3 when refused.
+    """
     from specserve import preflight
     from specserve.errors import ExitCode
 

@@ -22,7 +22,10 @@ def config() -> None:
 @config_command
 @format_option
 def show(loaded: Loaded, output: str) -> None:
-    """Print every value in force and where it came from; secrets are masked, defaults dimmed."""
+    """Print every value in force and where it came from.
+
+    Secrets are masked, defaults dimmed.
+    """
     from specserve.config.show import rows
 
     table = rows(loaded)

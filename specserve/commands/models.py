@@ -25,7 +25,7 @@ def models() -> None:
 @models.command("lock")
 @config_command
 def lock(loaded: Loaded) -> None:
-    """Write names, sizes and SHA-256 of every file of both models to CONFIG's .lock.json."""
+    """Write sizes and SHA-256 of both models to CONFIG's .lock.json."""
     from specserve.pair import integrity
 
     with hashing() as progress:
@@ -39,7 +39,10 @@ def lock(loaded: Loaded) -> None:
 @models.command("verify")
 @config_command
 def verify(loaded: Loaded) -> None:
-    """Compare both models with CONFIG's .lock.json and with models.*.sha256; exit code 3 when they differ."""
+    """Compare both models with .lock.json and models.*.sha256.
+
+    Exit code 3 when they differ.
+    """
     from specserve.errors import ConfigError, PreflightRefused, Problem
     from specserve.pair import integrity
 
@@ -64,7 +67,10 @@ def verify(loaded: Loaded) -> None:
 @models.command("pull")
 @config_command
 def pull(loaded: Loaded) -> None:
-    """Download both models to models.store (or the Hub cache); a model appears under its name when it is whole."""
+    """Download both models to models.store, or the Hub cache.
+
+    A model appears under its name when it is whole.
+    """
     settings = loaded.settings
     for key, path, revision in _configured(settings):
         if "://" not in path and Path(path).expanduser().exists():

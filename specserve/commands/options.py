@@ -46,12 +46,15 @@ def format_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
-def http_url(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
-    """Callback of an option that takes a base URL: refuses what no request can go to."""
+def http_url(context: click.Context, option: click.Parameter, value: Any) -> Any:
+    """Callback of an option that takes base URLs: refuses what no request can go to.
+
+    A base URL of clients (``/v1``) or of a scraper (``/metrics``) is taken as the server's.
+    """
     from urllib.parse import urlsplit
 
-    if value is None:
-        return None
+    if value is None or isinstance(value, tuple):
+        return value and tuple(http_url(context, option, one) for one in value)
     try:
         parts = urlsplit(value)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -59,7 +62,7 @@ def http_url(_: click.Context, __: click.Parameter, value: str | None) -> str | 
         usable = False
     if not usable:
         raise click.BadParameter(f"'{value}' is no URL; must be like http://127.0.0.1:8000")
-    return value
+    return value.rstrip("/").removesuffix("/v1").removesuffix("/metrics")
 
 
 def warn(problem: Problem) -> None:

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 @format_option
 @click.option("--grid", "with_grid", is_flag=True, help="Add a what-if table: context, draft, GPU share.")
 def plan(loaded: Loaded, output: str, with_grid: bool) -> None:
-    """Plan the GPU memory of CONFIG from metadata alone; exit code 3 when it does not fit."""
+    """Plan the GPU memory of CONFIG, with the draft and without.
+
+    From metadata alone: weights need not be there. Exit code 3 when it does not fit.
+    """
     from specserve.errors import PreflightRefused, Problem
     from specserve.pair import vram_text
     from specserve.planning import Planning

@@ -53,7 +53,10 @@ def sidecar(context: click.Context, *, loaded: Loaded, engine_url: str | None) -
 )
 @click.option("--timeout", default=3.0, show_default=True, type=SECONDS, help="Longest time in seconds.")
 def probe(name: str, url: str, timeout: float) -> None:
-    """Ask the sidecar for one verdict, for exec probes: exit code 0 for yes, 1 for no or no answer."""
+    """Ask the sidecar for one verdict: live, ready or startup.
+
+    For exec probes: exit code 0 for yes, 1 for no or no answer.
+    """
     import json
     import urllib.error
     import urllib.request
@@ -66,7 +69,8 @@ def probe(name: str, url: str, timeout: float) -> None:
     except urllib.error.HTTPError as error:
         answer = _body(error.read())
     except (OSError, ValueError) as error:
-        answer = {"ok": False, "reason": f"no answer from {url}: {error}"}
+        cause = getattr(error, "reason", error)
+        answer = {"ok": False, "reason": f"no answer from {url}: {getattr(cause, 'strerror', None) or cause}"}
     click.echo(f"{name}: {'yes' if answer.get('ok') else 'no'}: {answer.get('reason', '')}")
     if not answer.get("ok"):
         raise click.exceptions.Exit(1)

@@ -45,9 +45,9 @@ _SECONDS = click.FloatRange(min=0.1, max=3600)
 )
 @format_option
 def status(url: str, watch: bool, interval: float, output: str) -> None:
-    """State, verdicts, acceptance, latency and alerts of a running server.
+    """Show state, acceptance, latency and alerts of a server.
 
-    Exit code 0 when the server is ready, 1 when it is not.
+    Exit code 0 when the server is ready, 1 when it is not, 5 when no sidecar answers.
     """
     import json
 

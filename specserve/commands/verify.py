@@ -26,7 +26,10 @@ _COLOURS = {"PASS": "green", "FAIL": "red", "SKIP": "yellow"}
 @click.option("--junit", type=click.Path(path_type=Path), help="Also write the outcome as JUnit XML.")
 @format_option
 def verify(config: Path | None, overrides: tuple[str, ...], url: str | None, output: str, **options: Any) -> None:
-    """Is the server of CONFIG (or at --url) fit for traffic? PASS and FAIL lines; exits with 6 on a FAIL."""
+    """Check that a running server is fit for traffic.
+
+    The server of CONFIG, or the one at --url. PASS, FAIL and SKIP lines; exit code 6 on a FAIL.
+    """
     from specserve.config.load import load
     from specserve.errors import ConfigError
 

@@ -19,9 +19,10 @@ _OTHER_SERVERS = (
     (f"write '{_SPEC}.method'", "speculative_algorithm decoding_type"),
     (
         f"write '{_SPEC}.num_speculative_tokens'",
-        "speculative_num_steps speculative_num_draft_tokens max_draft_len num_assistant_tokens num_draft_tokens speculate"
-        " draft_max draft_length n_draft gamma k lookahead",
+        "speculative_num_steps speculative_num_draft_tokens max_draft_len speculate",
     ),
+    (f"write '{_SPEC}.num_speculative_tokens'", "num_assistant_tokens num_draft_tokens draft_length n_draft draft_max"),
+    (f"write '{_SPEC}.num_speculative_tokens'", "gamma k lookahead"),
     (f"write '{_DRAFT}.path'", "speculative_draft_model_path speculative_model_dir model_draft assistant_model"),
     (f"write '{_TARGET}.path'", "model_path model_id model_name_or_path"),
     (f"write '{_TARGET}.tensor_parallel_size'", "tp tp_size num_shard num_gpus"),

@@ -153,4 +153,4 @@ def _reason(error: BaseException) -> str:
     seen = error
     while (inner := seen.__cause__ or seen.__context__) is not None:
         seen = inner
-    return f"no answer ({type(seen).__name__}: {seen})"
+    return f"no answer ({getattr(seen, 'strerror', None) or f'{type(seen).__name__}: {seen}'})"

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from specserve import __version__, cli
+from specserve.commands.options import http_url
+from specserve.engine import introspect
 from specserve.engine.introspect import installed
 
 CONFIG = "models: {target_model: {path: /m}}\nspeculative_decoding: {method: ngram}\n"
@@ -105,6 +107,48 @@ def test_every_command_explains_itself(capsys):
         code, out, err = typed(" ".join([*words, "--help"]), capsys)
         assert (code, err) == (0, "")
         assert len(out.splitlines()) > 5, words
+
+
+def test_a_dry_run_needs_no_engine(here, monkeypatch, capsys):
+    """A laptop shows the command that a machine with GPUs would run, and says what it assumed."""
+    monkeypatch.setattr(introspect, "DISTRIBUTIONS", ())
+    code, out, err = typed("launch ok.yaml --dry-run", capsys)
+    assert code == 0
+    assert "python3 -P -m vllm.entrypoints.cli.main serve /m" in out
+    assert err.startswith("vLLM is not installed here; assumed is vllm 0.32 for GPUs")
+
+
+def test_lists_of_commands_are_whole_at_80_columns(monkeypatch, capsys):
+    """What a command does is said in one line that no terminal cuts."""
+    monkeypatch.setenv("COLUMNS", "80")
+    for group in ("", "alerts", "models", "trace", "config"):
+        _, out, _ = typed(f"{group} --help", capsys)
+        assert "..." not in out.partition("Commands:")[2], out
+
+
+@pytest.mark.parametrize("line", ["--debug config show missing.yaml", "config show missing.yaml --debug"])
+def test_debug_adds_the_traceback_and_keeps_the_exit_code(line, here, capsys):
+    """--debug may stand anywhere; the error and its code are the same as without."""
+    code, _, err = typed(line, capsys)
+    assert code == 2
+    assert err.startswith("Error: missing.yaml: no such file")
+    assert "Traceback" in err
+
+
+@pytest.mark.parametrize("url", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/", "http://h:1/metrics"])
+def test_a_url_for_clients_or_scrapers_is_the_servers(url):
+    """What launch prints for clients (/v1) and what Prometheus scrapes (/metrics) name the same server."""
+    assert http_url(None, None, url) == "http://h:1"
+    assert http_url(None, None, (url,)) == ("http://h:1",)
+
+
+def test_verify_asks_nothing_more_where_nobody_answers(capsys):
+    """A server that is not there is one failed check, not one for each."""
+    code, out, err = typed("verify --url http://127.0.0.1:1", capsys)
+    assert code == 6
+    assert [line.split()[0] for line in out.splitlines()] == ["FAIL", *["SKIP"] * 10]
+    assert out.splitlines()[0] == "FAIL  models       http://127.0.0.1:1/v1/models: no answer (Connection refused)"
+    assert err == "Error: verify: 1 of 11 checks failed; not fit to go live\n"
 
 
 def test_a_full_disk_is_no_bug_of_ours(here, monkeypatch, capsys):
