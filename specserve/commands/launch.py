@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from specserve.config.load import Loaded
     from specserve.findings import Finding
-    from specserve.serve import Launch
+    from specserve.launching import Launch
     from specserve.supervise.report import Reporter, Serving
     from specserve.supervise.state import State
 
@@ -55,19 +55,22 @@ def launch(
     """
     import os
 
-    from specserve import serve
+    from specserve import launching
     from specserve.engine.args import shell_line
     from specserve.errors import ConfigError
 
     if dry_run:
-        click.echo(shell_line(serve.plan(loaded, environ=os.environ, check=False).command))
+        planned = launching.plan(loaded, environ=os.environ, check=False)
+        for note in planned.notes:
+            click.echo(note, err=True)
+        click.echo(shell_line(planned.command))
         return
     if ready_file is not None and not ready_file.parent.is_dir():
         raise ConfigError("there is no such folder; must be one to write to", where=f"--ready-file {ready_file}")
     debug = bool((context.obj or {}).get("debug"))
     run(
-        lambda: serve.plan(loaded, environ=os.environ, skip=skip, engine_log=engine_log, calibrate=calibrate),
-        secrets=loaded.secrets(),
+        loaded,
+        lambda: launching.plan(loaded, environ=os.environ, skip=skip, engine_log=engine_log, calibrate=calibrate),
         debug=debug,
         reap=reap,
         ready_file=ready_file,
@@ -75,24 +78,28 @@ def launch(
 
 
 def run(
+    loaded: Loaded,
     plan: Callable[[], Launch],
     *,
-    secrets: Iterable[str] = (),
     debug: bool = False,
     reap: bool = False,
     ready_file: Path | None = None,
 ) -> None:
-    """Plan and run a launch, with this terminal as its reporter."""
+    """Clear the way, plan and run, with this terminal as the reporter."""
+    import os
+
     from specserve import log, serve
 
     with Display(animated=sys.stdout.isatty() and sys.stderr.isatty(), ready_file=ready_file) as display:
         # After the display, which puts log lines above its moving line.
-        log.setup(debug=debug, secrets=secrets)
+        log.setup(debug=debug, secrets=loaded.secrets())
         if display.animated and not debug:
             # A person reads the block; the sidecar's turns of mind are for log files.
             logging.getLogger("specserve.sidecar").setLevel(logging.WARNING)
         display.phase("checking", 0.0)
-        serve.run(plan(), display.reporter(), reap=reap)
+        for note in serve.clear(loaded.settings, environ=os.environ, reap=reap):
+            _say(note)
+        serve.run(plan(), display.reporter())
 
 
 class Display:

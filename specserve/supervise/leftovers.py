@@ -147,11 +147,11 @@ def find(folder: Path) -> list[Leftover]:
     return found
 
 
-def require_clean(folder: Path, host: str, port: int, *, reap: bool) -> list[str]:
+def require_clean(folder: Path, ports: Mapping[str, tuple[str, int]], *, reap: bool) -> list[str]:
     """Refuse to start beside leftovers or on a taken port, or with ``reap`` end the leftovers first.
 
-    Answers what was reaped, in sentences. Raises EngineStartError, naming every process. A process that is not a
-    leftover of ours is never ended.
+    ``ports``: key of the config file -> host and port. Answers what was reaped, in sentences. Raises
+    EngineStartError, naming every process. A process that is not a leftover of ours is never ended.
     """
     notes, problems = [], []
     for leftover in find(folder):
@@ -163,12 +163,13 @@ def require_clean(folder: Path, host: str, port: int, *, reap: bool) -> list[str
             notes.append(f"ended what an earlier run left behind: {_words(leftover)}")
     if problems:
         raise EngineStartError(problems)
-    if (taken := port_problem(folder, host, port)) is not None:
-        raise EngineStartError([taken])
+    taken = [port_problem(folder, key, host, port) for key, (host, port) in ports.items()]
+    if problems := [problem for problem in taken if problem is not None]:
+        raise EngineStartError(problems)
     return notes
 
 
-def port_problem(folder: Path, host: str, port: int) -> Problem | None:
+def port_problem(folder: Path, key: str, host: str, port: int) -> Problem | None:
     """Why the port cannot be bound; None when it can."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with closing(socket.socket(family, socket.SOCK_STREAM)) as probe:
@@ -177,12 +178,12 @@ def port_problem(folder: Path, host: str, port: int) -> Problem | None:
             probe.bind((host.strip("[]"), port))
             probe.listen(1)
         except OSError as error:
-            return _taken(folder, host, port, error)
+            return _taken(folder, key, host, port, error)
     return None
 
 
-def _taken(folder: Path, host: str, port: int, error: OSError) -> Problem:
-    where = f"server.port {port}"
+def _taken(folder: Path, key: str, host: str, port: int, error: OSError) -> Problem:
+    where = f"{key} {port}"
     if not isinstance(error, socket.gaierror) and error.errno == 98:
         holders = list(_listeners(port))
         here = socket.gethostname()
@@ -195,12 +196,12 @@ def _taken(folder: Path, host: str, port: int, error: OSError) -> Problem:
             "is taken; it must be free" if rows else "is taken by a process that cannot be seen; it must be free",
             where,
             rows,
-            "--set server.port=N with a free port, or end that process",
+            f"--set {key}=N with a free port, or end that process",
         )
     return Problem(
         f"cannot listen on {host}: {error.strerror}; it must be an address of this machine and a port you may use",
         where,
-        fix="set server.host and server.port",
+        fix=f"set {key.removesuffix('port')}host and {key}",
     )
 
 

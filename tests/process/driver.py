@@ -16,7 +16,7 @@ from specserve.commands.launch import run
 from specserve.commands.options import config_command
 from specserve.engine.args import EngineCommand, build
 from specserve.engine.introspect import Installed
-from specserve.serve import Launch
+from specserve.launching import Launch
 from specserve.supervise import leftovers
 
 STUB = Path(__file__).parents[1] / "stub_engine.py"
@@ -34,7 +34,7 @@ def drive(loaded, reap, drain_margin, stub):
     argv = build(loaded.settings, installed=Installed("vllm", "0.32.0")).argv
     folder = leftovers.runtime_folder(os.environ)
     command = EngineCommand((sys.executable, str(STUB), *argv[4:], *stub))
-    run(lambda: Launch(loaded.settings, command, dict(os.environ), folder, folder / "engine.log"), reap=reap)
+    run(loaded, lambda: Launch(loaded.settings, command, dict(os.environ), folder, folder / "engine.log"), reap=reap)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def test_a_supervisor_pid_that_came_again_is_not_the_supervisor(orphan, tmp_path
 def test_an_engine_pid_that_came_again_is_left_alone(orphan, tmp_path):
     """Another program has the recorded pid now: it is not ended, and the record goes."""
     path = dataclasses.replace(orphan, session_started=orphan.session_started - 1000).write(tmp_path)
-    assert require_clean(tmp_path, "127.0.0.1", 0, reap=True) == []
+    assert require_clean(tmp_path, {}, reap=True) == []
     assert session_members(orphan.session) == (orphan.session,)
     assert not path.exists()
 
@@ -94,7 +94,7 @@ def test_a_taken_port_names_pid_and_command(tmp_path):
     child = Child([sys.executable, "-S", "-c", code], os.environ, lines.append)
     wait_until(lambda: lines)
     try:
-        problem = port_problem(tmp_path, "127.0.0.1", int(lines[0]))
+        problem = port_problem(tmp_path, "server.port", "127.0.0.1", int(lines[0]))
     finally:
         child.kill()
     assert problem is not None
@@ -106,7 +106,7 @@ def test_a_taken_port_names_pid_and_command(tmp_path):
 def test_an_address_of_another_machine_is_refused(tmp_path, free_port):
     """192.0.2.1 is for documentation and belongs to nobody."""
     with pytest.raises(EngineStartError, match=r"server.port \d+: cannot listen on 192.0.2.1"):
-        require_clean(tmp_path, "192.0.2.1", free_port, reap=False)
+        require_clean(tmp_path, {"server.port": ("192.0.2.1", free_port)}, reap=False)
 
 
 def test_a_port_that_was_used_a_moment_ago_is_free(tmp_path):
@@ -117,7 +117,7 @@ def test_a_port_that_was_used_a_moment_ago_is_free(tmp_path):
             connection, _ = server.accept()
             connection.close()
             client.recv(1)
-    assert port_problem(tmp_path, "127.0.0.1", port) is None
+    assert port_problem(tmp_path, "server.port", "127.0.0.1", port) is None
 
 
 def test_the_folder_prefers_the_state_home_and_falls_back_to_the_temp_folder(tmp_path):

@@ -205,6 +205,17 @@ def test_a_taken_port_names_its_holder_and_starts_nothing(launch, stub):
     assert other.process.poll() is None
 
 
+def test_both_ports_are_looked_at_before_anything_is_checked_or_started(launch, stub):
+    """The sidecar's port counts as the server's does: the same exit code, and both are said at once."""
+    first, second = stub(), stub(port=unused_port())
+    program = launch("--set", "sidecar.enabled=true", "--set", f"sidecar.port={second.port}", port=first.port)
+    assert program.ends() == 4
+    for key, other in (("server.port", first), ("sidecar.port", second)):
+        assert f"{key} {other.port}: is taken; it must be free" in program.output
+        assert f"pid {other.process.pid}" in program.output
+    assert "importing" not in program.output
+
+
 def test_after_kill_9_of_specserve_the_next_start_names_the_orphan_and_reap_ends_it(launch, records):
     """Refused with pid and log; `--reap` ends leader and grandchild, then starts."""
     first = launch("--stub-grandchild")

@@ -19,7 +19,7 @@ LEVELS = [
     {"config", "pair"},
     {"engine"},
     {"supervise", "sidecar", "alert", "bench"},
-    {"preflight", "codes", "doctor", "serve", "watch", "planning", "arm", "measure", "verify"},
+    {"preflight", "codes", "doctor", "launching", "serve", "watch", "planning", "arm", "measure", "verify"},
     {"commands"},
     {"cli", "__main__"},
 ]

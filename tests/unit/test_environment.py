@@ -157,26 +157,10 @@ def test_plugin_that_is_left_out_is_said(machine):
     )
 
 
-def test_kubernetes_service_links_are_refused(machine):
-    """All of them at once, with what to change in the pod."""
-    with pytest.raises(ConfigError) as caught:
-        on_cpu(machine, {"VLLM_PORT": "tcp://10.0.0.1:8000", "VLLM_PORT_8000_TCP": "tcp://10.0.0.1:8000"})
-    assert [p.where for p in caught.value.problems] == ["environment VLLM_PORT", "environment VLLM_PORT_8000_TCP"]
-    assert caught.value.problems[0].fix == "enableServiceLinks: false in the pod, or give the Service another name"
-
-
 def test_key_that_only_the_engine_knows_is_refused(machine):
     """The engine would ask for a key that specserve's own checks do not send."""
     with pytest.raises(ConfigError, match=r"environment VLLM_API_KEY: is set but server.api_key is not"):
         on_cpu(machine, {"VLLM_API_KEY": "k"})
-
-
-def test_unknown_variables_are_said_where_the_list_is_known(machine):
-    """A name that this vLLM does not know is a note; without the list nothing is said."""
-    environ = {"VLLM_LOGING_LEVEL": "DEBUG"}
-    note = "environment VLLM_LOGING_LEVEL: this vLLM knows no such variable, so it has no effect"
-    assert on_cpu(machine, environ, known=frozenset({"VLLM_LOGGING_LEVEL"})).notes[-1] == note
-    assert len(on_cpu(machine, environ).notes) == 1
 
 
 @pytest.mark.parametrize(("free_gib", "space", "said"), [(5, "1", True), (2, "1", True), (12, "3", False)])

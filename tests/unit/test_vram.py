@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from specserve.config.schema import Settings
 from specserve.engine.logs import EngineReport
 from specserve.findings import Finding
-from specserve.gpu import Device
+from specserve.gpu import Device, DeviceProcess
 from specserve.pair import calibration, vram, vram_text
 from specserve.pair.facts import ModelFacts
 from specserve.units import GIB
@@ -199,6 +200,15 @@ def test_others_memory_is_shown_and_refuses_when_too_much() -> None:
     assert error.severity == "error"
     assert (error.fix or "").endswith("set engine.gpu_memory_utilization to 0.74 or less")
     assert plan(devices=[device(used_gib=20)], engine={"gpu_memory_utilization": 0.74}).fits
+
+
+def test_who_holds_others_memory_is_named() -> None:
+    """Pid, name and size where NVML tells, for the error and for the warning."""
+    held = (DeviceProcess(41, int(1.5 * GIB), "python3"), DeviceProcess(42, None))
+    for used, severity in ((20, "error"), (2, "warning")):
+        finding = only(plan(devices=[replace(device(used_gib=used), processes=held)]).findings(), "other-processes")
+        assert finding.severity == severity
+        assert "by other processes (pid 41 python3 1.5 GiB, pid 42 (unknown))" in finding.message
 
 
 def test_a_little_of_others_memory_is_a_warning() -> None:
