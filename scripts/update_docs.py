@@ -28,6 +28,7 @@ This page is made from the schema by `scripts/update_docs.py`.
 """
 
 TYPES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false", "null": "null"}
+BOUNDS = {"exclusiveMinimum": ">", "minimum": "≥", "exclusiveMaximum": "<", "maximum": "≤"}
 
 
 def page() -> str:
@@ -50,17 +51,49 @@ def resolved(node: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def keys(section: dict[str, Any], schema: dict[str, Any], prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every key below a section, nested ones by their dotted name."""
+    """Every key below a section, nested ones by their dotted name, those of a list's items behind ``[]``."""
     for name, node in section.get("properties", {}).items():
         inner = resolved(node, schema)
-        if "properties" in inner:
-            yield from keys(inner, schema, f"{prefix}{name}.")
+        key, missing = prefix + name, {} if name in section.get("required", ()) else {"default": empty(node)}
+        if key == "alerts.rules":
+            yield from rules(inner, schema)
+        elif "properties" in inner:
+            yield from keys(inner, schema, f"{key}.")
         else:
-            yield prefix + name, node
+            yield key, missing | node
+            items = node.get("items", {})
+            merged: dict[str, dict[str, Any]] = {}
+            for option in items.get("oneOf", [items]):
+                for part, described in keys(resolved(option, schema), schema, f"{key}[]."):
+                    merged[part] = joined(merged.get(part), described)
+            yield from merged.items()
+
+
+def empty(node: dict[str, Any]) -> Any:
+    """What a list or a mapping is when nobody gives it."""
+    return [] if node.get("type") == "array" else {}
+
+
+def joined(one: dict[str, Any] | None, other: dict[str, Any]) -> dict[str, Any]:
+    """A key that several kinds of receiver have: all its meanings, any of its fixed values."""
+    if one is None:
+        return other
+    out = one | {"description": " / ".join(dict.fromkeys([one["description"], other["description"]]))}
+    return out | ({"const": f"{one['const']}`, `{other['const']}"} if "const" in one else {})
+
+
+def rules(section: dict[str, Any], schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The keys of a built-in alert, once for all alerts: their defaults differ and are in docs/alerts.md."""
+    seen = set()
+    for node in section["properties"].values():
+        for name, described in resolved(node, schema)["properties"].items():
+            if name not in seen:
+                yield f"alerts.rules.NAME.{name}", described | {"default": "[by alert](alerts.md)"}
+            seen.add(name)
 
 
 def kind(node: dict[str, Any]) -> str:
-    """A type as a person says it."""
+    """A type as a person says it, with its bounds."""
     if "enum" in node:
         return ", ".join(f"`{v}`" for v in node["enum"])
     if "const" in node:
@@ -69,19 +102,24 @@ def kind(node: dict[str, Any]) -> str:
         return " or ".join(dict.fromkeys(kind(n) for n in node.get("anyOf", node.get("oneOf", []))))
     if "$ref" in node:
         return "section"
-    return {"array": "list", "object": "mapping"}.get(node.get("type", ""), TYPES.get(node.get("type", ""), "any"))
+    word = {"array": "list", "object": "mapping"}.get(node.get("type", ""), TYPES.get(node.get("type", ""), "any"))
+    if "minimum" in node and "maximum" in node:
+        return f"{word} {node['minimum']:g} to {node['maximum']:g}"
+    return " ".join([word, *(f"{sign} {node[bound]:g}" for bound, sign in BOUNDS.items() if bound in node)])
 
 
 def row(key: str, node: dict[str, Any]) -> str:
     """One line of the table."""
-    default = "required" if "default" not in node else f"`{plain(node['default'])}`"
+    default = "required" if "default" not in node else plain(node["default"])
     meaning = node.get("description", "").replace("|", "\\|")
     return f"| `{key}` | {kind(node)} | {default} | {meaning} |"
 
 
 def plain(value: Any) -> str:
-    """A default as it is written in YAML."""
-    return value if isinstance(value, str) else json.dumps(value)
+    """A default as it is written in YAML; a link stays one."""
+    if isinstance(value, str) and value.startswith("["):
+        return value
+    return f"`{value if isinstance(value, str) and value else json.dumps(value)}`"
 
 
 def result_schema() -> str:
