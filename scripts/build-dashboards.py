@@ -270,6 +270,14 @@ SPECULATION = (
               "At position 0 on repetitive text, which any working draft continues. Near zero: the draft is wired "
               "wrongly.",
               RATIO, [(m("canary_position0_acceptance_rate"), "{{instance}}")], highest=1),
+        Panel("Rank without progress",
+              "Time since each data parallel rank advanced, while it has requests. One that grows alone hangs.",
+              SECONDS, [(f"max by (instance, engine) ({m('engine_seconds_since_progress')})",
+                         "{{instance}} engine {{engine}}")]),
+        Panel("Drafted text against the target's own",
+              "At 1 the last comparison proved that drafted text is not the target's own, so answers are wrong. "
+              "Empty where the engine gives nothing to compare.",
+              COUNT, [(f"max by (instance) ({m('output_mismatch')})", "{{instance}}")]),
     )),
 )
 

@@ -109,6 +109,7 @@ def _health() -> Iterable[Family]:
         ("canary_success", "0 or 1", "Whether the last canary completion produced a token."),
         ("canary_duration_seconds", "seconds", "Duration of the last successful canary completion."),
         ("canary_position0_acceptance_rate", "ratio", "Acceptance at position 0 on the repetitive start-up canary."),
+        ("output_mismatch", "0 or 1", "Whether drafted text was last proven not to be the target's own."),
     )
     yield from _counters(("scrapes_total", "scrapes", "Reads of the engine's metrics by result."), labels=("result",))
     yield from _counters(("canaries_total", "canaries", "Canary completions by result."), labels=("result",))
@@ -127,7 +128,7 @@ def _load() -> Iterable[Family]:
         ("engine_requests_running", "requests", "Requests in execution on one engine."),
         ("engine_requests_waiting", "requests", "Requests that wait on one engine."),
         ("engine_kv_cache_usage_ratio", "ratio", "KV cache in use on one engine."),
-        ("engine_seconds_since_progress", "seconds", "Time since one engine advanced, while it has requests running."),
+        ("engine_seconds_since_progress", "seconds", "Time since one engine advanced, while it has requests."),
         labels=("engine",),
     )
 

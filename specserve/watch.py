@@ -22,7 +22,7 @@ from specserve.alert.rules import State
 from specserve.config.schema import Settings
 from specserve.families import WINDOWS, key
 from specserve.sidecar import baseline, page, speedup, status
-from specserve.sidecar.canaries import Canaries
+from specserve.sidecar.canaries import Canaries, output_mismatch
 from specserve.sidecar.collector import exposition
 from specserve.sidecar.contact import client_of, engine_version, scrape
 from specserve.sidecar.gpu import open_telemetry
@@ -38,7 +38,7 @@ Facts = Callable[[], Mapping[str, Any]]
 
 ``state`` of the supervisor, ``draining``, ``blocked`` (why readiness is withheld), ``engine_version``, ``command``
 (redacted), ``plan``, ``actual`` and ``reconciliation`` (JSON), ``canary`` (JSON of the start-up canary, with
-``position0_acceptance``), ``repairs``, ``engine_pids``.
+``verdict``, ``compared_tokens`` and ``position0_acceptance``), ``repairs``, ``engine_pids``.
 """
 
 
@@ -125,6 +125,8 @@ class Watch:
         self._stop.set()
         self._wake.set()
         self._thread.join(STOP_SECONDS)
+        if (seen := self._seen.observation) is not None and not self._thread.is_alive():
+            self._alert(self._clock(), seen, self._canaries.facts() | dict(self._facts()))  # why it ends, perhaps
         self._notifier.stop()
         baseline.save(self.observer.baseline, self._baseline_path)
         self._server.stop()
@@ -187,6 +189,20 @@ class Watch:
         if self._restarts != (restarts := observation.readings["specserve_engine_restarts_total"]):
             self._restarts = restarts
             self._canaries.forget()
+        self._alert(now, observation, facts)
+        self._log(observation.assessment)
+        if observation.keep_baseline:
+            baseline.save(self.observer.baseline, self._baseline_path)
+        if observation.assessment.wants_canary:
+            self.observer.canary_sent(now)
+            self._canaries.send(found)
+        if observation.assessment.ready.ok:
+            self._canaries.compare(now)
+        if self._version is None and found.snapshot is not None and "engine_version" not in facts:
+            self._version = engine_version(self.engine_url)
+
+    def _alert(self, now: float, observation: Observation, facts: Mapping[str, Any]) -> None:
+        """Evaluate the rules, tell receivers and the log, publish."""
         observation = replace(observation, readings=observation.readings | self._outside(facts))
         evaluation = self._rules.evaluate(observation.readings, now=now, at=self._wall())
         self._notifier.publish(evaluation.to_send, now=now)
@@ -195,14 +211,6 @@ class Watch:
             extra = {"severity": alert.severity, "detail": alert.description, "inhibited_by": alert.inhibited_by}
             LOG.log(level, "alert %s %s", alert.name, alert.state.value, extra=extra)
         self._seen = _Seen(now, observation, evaluation, facts)
-        self._log(observation.assessment)
-        if observation.keep_baseline:
-            baseline.save(self.observer.baseline, self._baseline_path)
-        if observation.assessment.wants_canary:
-            self.observer.canary_sent(now)
-            self._canaries.send(found)
-        if self._version is None and found.snapshot is not None and "engine_version" not in facts:
-            self._version = engine_version(self.engine_url)
 
     def _outside(self, facts: Mapping[str, Any]) -> dict[str, float]:
         """Readings that come from elsewhere than the engine's metrics."""
@@ -211,6 +219,8 @@ class Watch:
         position0 = (facts.get("canary") or {}).get("position0_acceptance")
         if position0 is not None:
             out["specserve_canary_position0_acceptance_rate"] = float(position0)
+        if (mismatch := output_mismatch(facts)) is not None:
+            out["specserve_output_mismatch"] = mismatch
         return out
 
     def _info(self, seen: _Seen) -> dict[str, float]:

@@ -17,6 +17,8 @@ from specserve.families import window_label
 
 BY = {"model": "namespace, job, model_name", "instance": "namespace, job, pod, instance, model_name"}
 """Labels that remain. namespace and pod exist in Kubernetes only; elsewhere they are empty and harmless."""
+_MEMBERS = ("gpu", "engine")
+"""Labels of what a replica has several of."""
 _VALUE = '{{ printf "%.3g" $value }}'
 _HEADER = """\
 # Prometheus alerting rules for a fleet of specserve. Generated: specserve alerts rules
@@ -102,13 +104,14 @@ def _expression(alerts: Alerts, definition: Definition, limits: Thresholds) -> s
 
 
 def _matching(value: str, by: str) -> str:
-    """Labels that tell one alert from another; devices have one more."""
-    return f"{by}, gpu" if f"({by}, gpu)" in value else by
+    """Labels that tell one alert from another; devices and ranks have one more."""
+    return next((f"{by}, {one}" for one in _MEMBERS if f"({by}, {one}" in value), by)
 
 
 def _description(definition: Definition, limits: Thresholds) -> str:
     limit = "" if limits.fire == 0 and limits.resolve == 0 else f" (fires {limits.direction} {limits.fire:g})"
     where = "{{ $labels.model_name }}" + ("" if definition.fleet.by == "model" else " on {{ $labels.instance }}")
+    where += "".join(f", {one} {{{{ $labels.{one} }}}}" for one in _MEMBERS if f"($by, {one}" in definition.fleet.value)
     value = f"{where}: {_VALUE}{limit}. " if definition.metric else ""
     return f"{value}Likely: {'; '.join(definition.causes)}."
 

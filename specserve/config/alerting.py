@@ -96,6 +96,7 @@ class Rules(Section):
 
     AcceptanceDrift: Below = _below(-0.1, -0.05, 600, "Acceptance rate minus the server's own baseline.", 5000)
     AcceptanceCollapsed: Below = _below(0.08, 0.2, 60, "Acceptance rate at position 0.", 200)
+    SpecOutputMismatch: Timing = _switch(0, "Drafted text was proven not to be the target's own.")
     AcceptanceSpread: Above = _above(0.25, 0.15, 600, "Highest minus lowest acceptance rate of the engines.", 5000)
     AcceptanceLengthLow: Below = _below(None, None, 600, "Mean acceptance length in tokens; off unless set.", 200)
     DraftHeadIneffective: Below = _below(0.2, None, 0, "Acceptance at position 0 on the repetitive start-up canary.")
@@ -104,6 +105,7 @@ class Rules(Section):
     BelowBreakEven: Below = _below(0, 0.02, 600, "Acceptance rate minus break-even; needs a benchmark profile.", 1000)
     EngineDown: Timing = _switch(15, "The engine does not answer.")
     EngineStalled: Timing = _switch(0, "Work is running and nothing progresses.")
+    EngineRankStalled: Above = _above(120, 30, 0, "Seconds in which one rank of several has requests and stands still.")
     EngineStarved: Timing = _switch(60, "Requests wait and none runs.")
     MetricsBlind: Timing = _switch(60, "The engine's metrics cannot be read.")
     QueueBacklog: Above = _above(32, 8, 120, "Requests waiting in the engine.")

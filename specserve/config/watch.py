@@ -20,6 +20,11 @@ class Sidecar(Section):
     canary_interval_seconds: Seconds = Field(
         60.0, description="Time between two canaries while the engine is idle, blind or stalled."
     )
+    comparison_interval_seconds: Seconds | None = Field(
+        None,
+        description="Time between two comparisons of drafted text with the target's own while serving, as after the "
+        "start (some hundred short requests); null: after the start only.",
+    )
     benchmark_profile: str | None = Field(
         None, description="Profile that `specserve bench` writes; gives estimated speedup and break-even."
     )

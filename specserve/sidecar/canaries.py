@@ -1,7 +1,8 @@
 """Canary completions: sent from threads of their own, so that a hung engine holds up nobody.
 
-Two kinds. One token, to see whether a completion makes progress. And, for an engine that no supervisor has looked
-at, the start-up canary of `specserve.engine.canary` before the first readiness.
+Three kinds. One token, to see whether a completion makes progress. For an engine that no supervisor has looked at,
+the start-up canary of `specserve.engine.canary` before the first readiness. And, where it is asked for, its comparison
+of drafted text with the target's own again and again while serving; nothing waits for that one.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 from specserve.config.schema import Settings
@@ -40,6 +41,8 @@ class Canaries:
         self._outcomes: queue.SimpleQueue[tuple[CanaryOutcome, canary.CanaryResult | None]] = queue.SimpleQueue()
         self._looking = False
         self._result: canary.CanaryResult | None = None
+        self._comparison: canary.CanaryResult | None = None
+        self._compares, self._compared_at = False, clock()
 
     def send(self, found: Scrape) -> None:
         """Start one; returns at once. An engine that has not finished a request yet gets the start-up canary."""
@@ -62,17 +65,29 @@ class Canaries:
 
     def forget(self) -> None:
         """The engine is another one: what was found about the one before says nothing."""
-        self._result = None
+        self._result = self._comparison = None
+
+    def compare(self, now: float) -> None:
+        """Start a comparison if one is due; returns at once."""
+        every = self._settings.sidecar.comparison_interval_seconds
+        if every is None or self._compares or now - self._compared_at < every:
+            return
+        self._compares = True
+        threading.Thread(target=self._compare, name="sidecar-comparison", daemon=True).start()
 
     def facts(self) -> dict[str, Any]:
-        """``canary`` (JSON of the start-up canary) and ``blocked`` (why readiness is withheld), where known."""
+        """``canary`` (JSON of the start-up canary), ``comparison`` (of the last one while serving) and ``blocked``
+        (why readiness is withheld), where known."""
         if self._looking:
             return {"blocked": "the start-up canary is under way"}
-        if self._result is None:
-            return {}
-        facts: dict[str, Any] = {"canary": asdict(self._result)}
-        if self._result.blocks(self._settings.engine.canary):
-            facts["blocked"] = f"start-up canary: {self._result.verdict}: {'; '.join(self._result.reasons)}"
+        facts: dict[str, Any] = {}
+        for name, result in (("canary", self._result), ("comparison", self._comparison)):
+            if result is None:
+                continue
+            facts[name] = asdict(result)
+            if result.blocks(self._settings.engine.canary):
+                what = "start-up canary" if name == "canary" else "comparison while serving"
+                facts["blocked"] = f"{what}: {result.verdict}: {'; '.join(result.reasons)}"
         return facts
 
     def _complete(self) -> None:
@@ -95,3 +110,32 @@ class Canaries:
             if result.verdict != "ok":
                 LOG.warning("start-up canary: %s", result.verdict, extra={"reason": "; ".join(result.reasons)})
             self._outcomes.put((self._one(), result))
+
+    def _compare(self) -> None:
+        """What was drafted meanwhile is users' too, so nothing but the comparison counts. Found twice, or not at all:
+        one failed request under load is no proof."""
+        try:
+            result = canary.run(self._client, self._settings)
+            if result.verdict == "corrupt":
+                result = canary.run(self._client, self._settings)
+            if result.verdict == "corrupt":
+                LOG.error("drafted text is not the target's own", extra={"reason": "; ".join(result.reasons)})
+                self._comparison = result
+            elif result.verdict != "unproven" and result.compared_tokens:
+                self._comparison = replace(result, verdict="ok", reasons=(), position0_acceptance=None, drafts=None)
+        except EngineError as error:
+            LOG.debug("no comparison", extra={"detail": error.problems[0].message})
+        finally:
+            self._compared_at, self._compares = self._clock(), False
+
+
+def output_mismatch(facts: Mapping[str, Any]) -> float | None:
+    """1 when drafted text was last proven not to be the target's own, 0 when it was compared and is; None otherwise.
+
+    >>> output_mismatch({"canary": {"verdict": "corrupt"}}), output_mismatch({"canary": {"verdict": "unproven"}})
+    (1.0, None)
+    """
+    found = facts.get("comparison") or facts.get("canary") or {}
+    if found.get("verdict") == "corrupt":
+        return 1.0
+    return 0.0 if found.get("compared_tokens") and found["verdict"] != "unproven" else None

@@ -180,10 +180,10 @@ class Observer:
                 if (value := sample.values.get(name)) is not None:
                     out[key(family, engine=sample.engine)] = value
             marker = tuple(sample.values.get(name) for name in ("generation_tokens", "steps"))
-            running = sample.values.get("running")
-            if marker != self._moved.get(sample.engine, (None, 0.0))[0] or not running:
+            work = (sample.values.get("running") or 0.0) + (sample.values.get("waiting") or 0.0)
+            if marker != self._moved.get(sample.engine, (None, 0.0))[0] or not work:
                 self._moved[sample.engine] = (marker, now)
-            if running:
+            if work:
                 idle = now - self._moved[sample.engine][1]
                 out[key("specserve_engine_seconds_since_progress", engine=sample.engine)] = idle
         return out

@@ -34,6 +34,7 @@ def build(
         "actual": actual(readings, facts),
         "plan_against_actual": facts.get("reconciliation"),
         "canary": facts.get("canary"),
+        "comparison": facts.get("comparison"),
         "repairs": list(facts.get("repairs") or ()),
         "now": now(readings),
         "windows": windows(readings),

@@ -33,6 +33,8 @@ NEEDS_MORE = {
     "break_even_acceptance_rate",
     "break_even_margin",
     "seconds_since_progress",  # work that waits while the sidecar looks
+    "engine_seconds_since_progress",
+    "output_mismatch",  # an engine that lists its tokens; the stub does not
     "queue_time_seconds",  # a queue; the stub has none
 }
 ONLY_AFTER_ERRORS = ('status="5xx"', 'status=~"4xx|5xx"')

@@ -27,8 +27,9 @@ server: {{port: {engine}, served_model_name: stub{server}}}
 models: {{target_model: {{path: /models/stub}}}}
 speculative_decoding: {{method: ngram, num_speculative_tokens: 3}}
 sidecar: {{port: {port}, scrape_interval_seconds: {interval}, canary_timeout_seconds: {canary},
-           canary_interval_seconds: {idle}, state_dir: {state}}}
+           canary_interval_seconds: {idle}, state_dir: {state}{more}}}
 """
+MISMATCH = 'specserve_alert_firing{alert="SpecOutputMismatch",severity="critical"}'
 SPEC = ("--speculative-config", '{"num_speculative_tokens": 3}', "--served-model-name", "stub")
 
 
@@ -66,7 +67,7 @@ def sidecar(tmp_path) -> Iterator[Callable[..., Sidecar]]:
     """``sidecar(engine_port)`` watches that port; it is stopped with SIGTERM and must end with 0."""
     running: list[Sidecar] = []
 
-    def launch(engine: int, *flags: str, idle: float = 60.0, server: str = "", wait: bool = True) -> Sidecar:
+    def launch(engine: int, *flags: str, idle: float = 60.0, server: str = "", more: str = "") -> Sidecar:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
         config = tmp_path / f"sidecar-{port}.yaml"
@@ -77,14 +78,14 @@ def sidecar(tmp_path) -> Iterator[Callable[..., Sidecar]]:
             canary=CANARY,
             idle=idle,
             server=server,
+            more=more,
             state=tmp_path / "state",
         )
         config.write_text(text, encoding="utf-8")
         argv = [sys.executable, "-m", "specserve", "sidecar", str(config), *flags]
         program = Sidecar(**vars(start(argv, tmp_path / f"sidecar-{port}.log", port)))
         running.append(program)
-        if wait:
-            program.says("sidecar at")
+        program.says("sidecar at")
         return program
 
     yield launch
@@ -244,6 +245,28 @@ def test_acceptance_is_what_the_engine_did(stub, sidecar) -> None:
     assert minute["acceptance_rate"] == pytest.approx(0.5, abs=0.02)
     positions = minute["acceptance_rate_per_position"]
     assert [positions[str(i)] for i in range(3)] == [1.0, pytest.approx(0.5, abs=0.05), 0.0]
+
+
+def test_corrupt_text_after_the_start_raises_an_alert(stub, sidecar) -> None:
+    """The start-up canary's proof keeps readiness away, is an alert, and is said with its reason."""
+    watcher = sidecar(stub(*SPEC, "--stub-corrupt", "sampled").port)
+    wait_until(lambda: watcher.number(MISMATCH) == 1)
+    assert watcher.number("specserve_output_mismatch") == 1
+    assert watcher.probes() == (200, 200, 503)
+    assert "start-up canary: corrupt: acceptance at position 0 falls" in watcher.get("/readyz").json()["reason"]
+
+
+def test_text_that_becomes_corrupt_while_serving_raises_an_alert(stub, sidecar) -> None:
+    """Right after the start, wrong later: found by the comparison, though every request ends with 200."""
+    engine = stub(*SPEC)
+    watcher = sidecar(engine.port, more=", comparison_interval_seconds: 0.5")
+    wait_until(lambda: watcher.probes() == (200, 200, 200))
+    assert watcher.number(MISMATCH) == 0
+    engine.control(corrupt="sampled")
+    wait_until(lambda: watcher.number(MISMATCH) == 1)
+    wait_until(lambda: watcher.probes() == (200, 200, 503))
+    assert "comparison while serving: corrupt" in watcher.get("/readyz").json()["reason"]
+    assert watcher.status()["comparison"]["verdict"] == "corrupt"
 
 
 def test_a_wrong_key_is_no_hang(stub, sidecar) -> None:

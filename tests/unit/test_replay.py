@@ -85,6 +85,27 @@ def test_speculation_that_never_drafts_is_inactive() -> None:
     assert 5 < began < 12
 
 
+@pytest.mark.parametrize(("stopped", "named"), [({2}, ["2"]), ({0, 1, 2, 3}, [])])
+def test_the_rank_that_hangs_among_others_is_named(stopped: set[int], named: list[str]) -> None:
+    """One of four ranks stands still with requests: alive, and an alert names it. All of them: not this alert."""
+    ranks = [VirtualEngine(engine=str(n), running=4) for n in range(4)]
+
+    def hang() -> Iterator[tuple[float, str]]:
+        for i in range(40):
+            for n, rank in enumerate(ranks):
+                rank.work(plain=0 if i >= 20 and n in stopped else 100)
+            yield (i + 1) * INTERVAL, "".join(rank.text(start=None) for rank in ranks)
+
+    rules, found = Evaluator(builtin.rules(SETTINGS)), set()
+    for i, seen in enumerate(observe(hang())):
+        active = rules.evaluate(seen.readings, now=i * INTERVAL, at=WALL).active
+        found |= {
+            dict(a.labels)["engine"] for a in active if a.name == "EngineRankStalled" and a.state.value == "firing"
+        }
+        assert seen.assessment.live.ok
+    assert sorted(found) == named
+
+
 def test_an_hour_of_trouble_leave_no_trace() -> None:
     """Resets, restarts, late and half answers: totals are the engine's, windows its ratios, nobody is called dead."""
     soak = Soak(seed=3)
