@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from specserve.config.load import Loaded
+    from specserve.config.schema import Settings
     from specserve.pair import integrity
     from specserve.preflight import PreflightReport
 
@@ -41,7 +42,7 @@ def check(loaded: Loaded, output: str, skip: tuple[str, ...]) -> None:
         click.echo(json.dumps(report.as_dict(), indent=2, ensure_ascii=False))
     else:
         (_table if sys.stdout.isatty() else _lines)(report)
-        click.echo(_verdict(report))
+        click.echo(_verdict(report, loaded.settings))
     if not report.ok:
         raise click.exceptions.Exit(ExitCode.PREFLIGHT)
 
@@ -73,19 +74,16 @@ def _table(report: PreflightReport) -> None:
     Console(highlight=False, soft_wrap=False).print(table)
 
 
-def _verdict(report: PreflightReport) -> str:
-    pair = report.pair
-    target, draft = pair.get("target"), pair.get("draft")
-    what = pair.get("method") or "no speculation"
-    names = " + ".join(m["path"] + (f"@{m['revision'][:12]}" if m["revision"] else "") for m in (target, draft) if m)
+def _verdict(report: PreflightReport, settings: Settings) -> str:
+    draft = settings.models.draft_model if settings.uses_draft_model else None
+    models = [m for m in (settings.models.target_model, draft) if m]
+    names = " + ".join(m.path + (f"@{m.revision[:12]}" if m.revision else "") for m in models)
     warnings = sum(f.severity == "warning" for f in report.findings)
     noted = f", {warnings} warning{'s' * (warnings > 1)}" if warnings else ""
     if report.ok:
-        return click.style("OK", fg="green", bold=True) + f" {names} ({what}){noted}"
+        return click.style("OK", fg="green", bold=True) + f" {names} ({settings.method or 'no speculation'}){noted}"
     n = len(report.errors)
-    return (
-        click.style("REFUSED", fg="red", bold=True) + f" {names or 'nothing readable'}: {n} error{'s' * (n > 1)}{noted}"
-    )
+    return click.style("REFUSED", fg="red", bold=True) + f" {names}: {n} error{'s' * (n > 1)}{noted}"
 
 
 @contextmanager

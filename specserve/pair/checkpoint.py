@@ -151,16 +151,20 @@ def _listing(source: Source) -> Mapping[str, int]:
         sizes = source.files()
     except FileNotFoundError:
         message = "there is no such folder; the path must be a folder or a Hub id"
-        fix = "specserve models pull CONFIG" if "://" in where else f"ls {where}"
+        fix = "specserve models pull CONFIG" if "://" in where else "correct the path, or put the checkpoint there"
         raise CheckpointRefused([Finding("checkpoint-missing", "error", where, message, fix)]) from None
     except NotADirectoryError:
         raise CheckpointRefused([_not_a_folder(where)]) from None
     except OSError as e:
         message = f"the folder cannot be read ({e.strerror})"
-        raise CheckpointRefused([Finding("checkpoint-missing", "error", where, message, f"ls -ld {where}")]) from None
+        raise CheckpointRefused(
+            [Finding("checkpoint-missing", "error", where, message, "give this user access to it")]
+        ) from None
     if not sizes:
         message = "the folder holds no files; it must hold config.json and the weights"
-        raise CheckpointRefused([Finding("checkpoint-missing", "error", where, message, f"ls {where}")])
+        raise CheckpointRefused(
+            [Finding("checkpoint-missing", "error", where, message, "correct the path, or download again")]
+        )
     return sizes
 
 
@@ -191,7 +195,8 @@ def _gguf(where: str) -> Finding:
 
 
 def _corrupt(where: str, name: str, message: str) -> Finding:
-    return Finding("checkpoint-corrupt", "error", f"{where}/{name}", message, f"download {name} again")
+    fix = "give this user access to it" if message.endswith("(Permission denied)") else f"download {name} again"
+    return Finding("checkpoint-corrupt", "error", f"{where}/{name}", message, fix)
 
 
 def _weights(
