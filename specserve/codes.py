@@ -131,6 +131,10 @@ PAIR_CODES: Mapping[str, tuple[str, str]] = {
     "sha256-mismatch": ("A file is not the one that models.*.sha256 names.", "Download it again."),
     "sha256-unusable": ("models.*.sha256 cannot be applied.", "Give a map from file to hash."),
     "lock-mismatch": ("Files differ from the manifest of `specserve models lock`.", "Download again, or lock anew."),
+    "lock-unhashed": (
+        "Revision, names and sizes match the manifest beside the config; hashes take longer and were left out.",
+        "specserve models verify CONFIG",
+    ),
 }
 
 ENGINE_CODES: Mapping[str, tuple[str, str]] = {

@@ -89,6 +89,7 @@ def run(
         draft, more = read(settings, "draft_model") if settings.uses_draft_model else (None, [])
         findings += more
         in_memory, vram = _memory(loaded, target, draft, env)
+        findings += integrity.against_lock(loaded.path, _read(target, draft))
         verdict = pair_findings(
             settings, target, draft, known_types=lambda: _types(asked.result()[1]), progress=progress
         )
@@ -217,6 +218,10 @@ def _ask_engine(environ: Mapping[str, str]) -> tuple[Installed | None, EngineFac
         return None, None, []
     answer = introspect.describe(installed, environ=environ)
     return (installed, None, [answer]) if isinstance(answer, Finding) else (installed, answer, [])
+
+
+def _read(target: ModelFacts | None, draft: ModelFacts | None) -> dict[str, ModelFacts]:
+    return {key: facts for key, facts in (("target_model", target), ("draft_model", draft)) if facts is not None}
 
 
 def _types(engine: EngineFacts | None) -> Collection[str] | None:

@@ -119,37 +119,62 @@ def _records(files: Mapping[str, Any]) -> dict[str, FileRecord]:
     return records
 
 
-def verify(manifest: Manifest, models: Mapping[str, ModelFacts], progress: Progress) -> Iterator[Finding]:
-    """Compare what is on disk with the manifest: names and sizes first, hashes of what is left."""
+def verify(manifest: Manifest, models: Mapping[str, ModelFacts], progress: Progress | None = None) -> Iterator[Finding]:
+    """Compare what is there with the manifest: revision, names and sizes, then hashes of what is left.
+
+    Without ``progress`` nothing is hashed; that takes milliseconds, and works for a model on the Hub too.
+    """
     for key, facts in models.items():
         where, records = f"models.{key}.path", manifest.models.get(key)
         if records is None:
-            yield Finding(
-                "lock-mismatch", "error", where, "the manifest does not hold this model", "specserve models lock"
-            )
+            message, fix = "the manifest does not hold this model", "specserve models lock CONFIG"
+            yield Finding("lock-mismatch", "error", where, message, fix)
             continue
-        folder = _folder(facts)
+        sizes = facts.sizes if facts.folder is None else files_below(facts.folder)
+        locked = manifest.revisions.get(key)
+        if locked and facts.revision and facts.revision != locked:
+            message, fix = f"is at commit {facts.revision}, locked was {locked}", f"set models.{key}.revision: {locked}"
+            yield Finding("lock-mismatch", "error", where, message, fix)
         for name, record in records.items():
-            problem = _problem(folder / name, record, progress)
+            problem = _size_problem(sizes.get(name), record)
+            if problem is None and progress is not None:
+                problem = _hash_problem(_folder(facts) / name, record, progress)
             if problem:
                 fix = f"download {name} again, or lock anew if the change was meant"
                 yield Finding("lock-mismatch", "error", f"{where}: {name}", problem, fix)
-        if extra := sorted(files_below(folder).keys() - records.keys()):
+        if facts.folder is not None and (extra := sorted(sizes.keys() - records.keys())):
             message = f"{len(extra)} files are not in the manifest, e.g. {extra[0]}"
-            yield Finding("lock-mismatch", "error", where, message, "remove them, or lock anew if the change was meant")
+            fix = "remove them, or lock anew if the change was meant"
+            yield Finding("lock-mismatch", "warning", where, message, fix)
 
 
-def _problem(path: Path, record: FileRecord, progress: Progress) -> str | None:
-    try:
-        n = path.stat().st_size
-        if n != record.size:
-            return f"has {n} bytes, locked were {record.size}"
-        digest = sha256(path, progress)
-    except FileNotFoundError:
+def _size_problem(n: int | None, record: FileRecord) -> str | None:
+    if n is None:
         return "is missing"
+    return None if n == record.size else f"has {n} bytes, locked were {record.size}"
+
+
+def _hash_problem(path: Path, record: FileRecord, progress: Progress) -> str | None:
+    try:
+        digest = sha256(path, progress)
     except OSError as e:
         return f"cannot be read ({e.strerror})"
     return None if digest == record.sha256 else f"has SHA-256 {digest[:16]}..., locked was {record.sha256[:16]}..."
+
+
+def against_lock(config: Path, models: Mapping[str, ModelFacts]) -> Iterator[Finding]:
+    """The quick comparison with the manifest beside a config file, where there is one."""
+    path = lock_path(config)
+    if not path.exists():
+        return
+    try:
+        found = list(verify(read_manifest(path), models))
+    except ConfigError as e:
+        found = [Finding("lock-mismatch", "error", p.where or str(path), p.message, p.fix) for p in e.problems]
+    yield from found
+    if not found:
+        message = "names and sizes of all files are as locked; hashes were not computed"
+        yield Finding("lock-unhashed", "info", str(path), message, f"specserve models verify {config}")
 
 
 def sha256(path: Path, progress: Progress) -> str:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,31 @@ def test_each_difference_is_named(model: ModelFacts) -> None:
     assert found["models.target_model.path: tokenizer.json"] == "is missing"
     assert found["models.target_model.path"] == "1 files are not in the manifest, e.g. new.txt"
     assert len(found) == 4
+
+
+def test_the_lock_beside_a_config_is_compared_without_hashing(model: ModelFacts, tmp_path: Path) -> None:
+    """Names, sizes and commit are; a changed byte is not seen, and that hashes were left out is said."""
+
+    def found(facts: ModelFacts) -> list[tuple[str, str]]:
+        return [(f.code, f.severity) for f in integrity.against_lock(tmp_path / "c.yaml", {"target_model": facts})]
+
+    assert found(model) == []
+    assert model.folder is not None
+    pinned = replace(model, revision=COMMIT)
+    path = integrity.lock_path(tmp_path / "c.yaml")
+    path.write_text(integrity.lock({"target_model": pinned}, quiet).to_json())
+    assert found(pinned) == found(model) == [("lock-unhashed", "info")]
+    assert found(replace(model, revision=COMMIT[::-1])) == [("lock-mismatch", "error")]
+    assert found(replace(model, folder=None, sizes=integrity.files_below(model.folder))) == [("lock-unhashed", "info")]
+    weights = model.folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    assert found(model) == [("lock-unhashed", "info")]
+    (model.folder / "new.txt").write_text("x")
+    assert found(model) == [("lock-mismatch", "warning")]
+    weights.write_bytes(b"")
+    assert found(model) == [("lock-mismatch", "error"), ("lock-mismatch", "warning")]
+    path.write_text("nonsense")
+    assert found(model) == [("lock-mismatch", "error")]
 
 
 @pytest.mark.parametrize(
