@@ -123,6 +123,11 @@ class Case:
         return str(self.raw["family"])
 
     @property
+    def held_out(self) -> bool:
+        """Whether the run was added after the constants were fixed."""
+        return bool(self.raw.get("held_out"))
+
+    @property
     def observed(self) -> dict[str, Any]:
         """What the engine printed."""
         return dict(self.raw["observed"])
