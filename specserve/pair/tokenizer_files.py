@@ -27,6 +27,10 @@ class MissingLibrary(Exception):
     """Raised when a tokenizer file needs a library that is not installed."""
 
 
+class NotEncodable(Exception):
+    """Raised when a map is known and text cannot be encoded with it; says why."""
+
+
 @dataclass(frozen=True)
 class Tokenizer:
     """The vocabulary of one tokenizer file."""
@@ -74,17 +78,31 @@ def load(facts: ModelFacts) -> Tokenizer | None:
         raise e if isinstance(e, Corrupt) else Corrupt(f"is not a tokenizer file ({e})") from None
 
 
-def encoder(tokenizer: Tokenizer) -> Callable[[str], list[int]] | None:
-    """A function from text to ids without special tokens; None where the file does not say how to split text.
+def encoder(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
+    """A function from text to ids without special tokens. Raises Corrupt or NotEncodable."""
+    match tokenizer.kind:
+        case "tokenizer.json":
+            return _encode_json(tokenizer)
+        case "tekken":
+            return _encode_tekken(tokenizer)
+        case "sentencepiece":
+            processor = _processor(tokenizer.data)
+            return lambda text: list(processor.encode(text))
+        case "tiktoken":
+            raise NotEncodable(f"{tokenizer.file} does not say how text is split into words")
 
-    Raises Corrupt or MissingLibrary.
-    """
-    if tokenizer.kind == "tokenizer.json":
-        return _encode_json(tokenizer)
-    if tokenizer.kind == "sentencepiece":
-        processor = _processor(tokenizer.data)
-        return lambda text: list(processor.encode(text))
-    return None
+
+def _encode_tekken(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
+    try:
+        from tiktoken import Encoding
+    except ImportError:
+        raise NotEncodable("the tiktoken library is not installed (pip install 'specserve[vocab]')") from None
+    body = parse_object(tokenizer.data)
+    specials, entries = _tekken_words(body)
+    ranks = {base64.b64decode(e["token_bytes"]): e["rank"] for e in entries}
+    pattern = body["config"].get("pattern")
+    native = _guarded(lambda: Encoding("tekken", pat_str=pattern, mergeable_ranks=ranks, special_tokens={}))
+    return lambda text: [i + specials for i in _guarded(lambda: native.encode_ordinary(text))]
 
 
 def _encode_json(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
@@ -95,13 +113,13 @@ def _encode_json(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
 
 
 def _guarded(call: Callable[[], Any]) -> Any:
-    """Call the tokenizers library; it raises a bare Exception, or a PanicException, which is no Exception at all."""
+    """Call a library in Rust; it raises a bare Exception, or a PanicException, which is no Exception at all."""
     try:
         return call()
     except BaseException as e:
         if isinstance(e, KeyboardInterrupt | SystemExit | GeneratorExit):
             raise
-        raise Corrupt(f"is one that the tokenizers library cannot use ({str(e)[:200]})") from None
+        raise Corrupt(f"is one that no text can be encoded with ({str(e)[:200]})") from None
 
 
 def _choose(sizes: Mapping[str, int]) -> str | None:
@@ -184,15 +202,21 @@ def _ranks(data: bytes) -> dict[str, int]:
 
 def _tekken(name: str, digest: str, data: bytes) -> Tokenizer:
     body = parse_object(data)
-    config = body["config"]
-    specials = int(config["default_num_special_tokens"])
-    ordinary = int(config["default_vocab_size"]) - specials
-    entries = [e for e in body["vocab"] if e["rank"] < ordinary]
+    specials, entries = _tekken_words(body)
     base = {_printable(base64.b64decode(e["token_bytes"])): e["rank"] + specials for e in entries}
     added = {str(t["token_str"]): t["rank"] for t in body.get("special_tokens") or []}
     _check_ids(base)
     _check_ids(added)
-    return Tokenizer("tekken", name, digest, base, added, {"pre_tokenizer": _digest(config.get("pattern"))})
+    rules = {"pre_tokenizer": _digest(body["config"].get("pattern"))}
+    return Tokenizer("tekken", name, digest, base, added, rules, data)
+
+
+def _tekken_words(body: Mapping[str, Any]) -> tuple[int, list[Mapping[str, Any]]]:
+    """How many special tokens come first, and the ordinary ones in use: the file lists more than that."""
+    config = body["config"]
+    specials = int(config["default_num_special_tokens"])
+    ordinary = int(config["default_vocab_size"]) - specials
+    return specials, [e for e in body["vocab"] if e["rank"] < ordinary]
 
 
 def _sentencepiece(name: str, digest: str, data: bytes) -> Tokenizer:

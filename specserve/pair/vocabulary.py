@@ -10,7 +10,7 @@ from specserve.findings import Finding
 from specserve.pair import tokenizer_files
 from specserve.pair.facts import ModelFacts
 from specserve.pair.headers import Corrupt
-from specserve.pair.tokenizer_files import MissingLibrary, Tokenizer
+from specserve.pair.tokenizer_files import MissingLibrary, NotEncodable, Tokenizer
 from specserve.units import percent
 
 DRAFT = "models.draft_model.path"
@@ -46,7 +46,8 @@ class Comparison:
     """Parts of tokenizer.json that differ: normalizer, pre_tokenizer, merges, model."""
     sample_differs_at: int | None = None
     """Index of the first line of SAMPLE that encodes to different ids."""
-    sample_compared: bool = False
+    not_encoded: str | None = None
+    """Why SAMPLE could not be encoded by both; None when it was, or needed not to be."""
 
     @property
     def relation(self) -> Relation:
@@ -59,6 +60,7 @@ class Comparison:
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form."""
+        unknown = self.ordinary_difference_count or self.not_encoded
         return {
             "relation": self.relation,
             "target_tokens": self.target_tokens,
@@ -66,27 +68,25 @@ class Comparison:
             "ordinary_differences": self.ordinary_difference_count,
             "added_differences": list(self.added_differences),
             "rule_differences": list(self.rule_differences),
-            "sample_identical": self.sample_differs_at is None if self.sample_compared else None,
+            "sample_identical": None if unknown else self.sample_differs_at is None,
         }
 
 
 def compare(target: Tokenizer, draft: Tokenizer) -> Comparison:
     """Compare maps, rules and the encoding of SAMPLE. Identical files need no further look."""
     if target.digest == draft.digest:
-        return Comparison(target.size, draft.size, same_file=True, sample_compared=True)
+        return Comparison(target.size, draft.size, same_file=True)
     ordinary, count = _ordinary(target, draft)
     rules = tuple(
         part for part in target.rules if part in draft.rules and target.rules[part] != draft.rules[part]
     )  # fmt: skip
     same_rules = target.kind == draft.kind and bool(target.rules) and not rules
-    if count:  # the sample would only repeat what the maps already say
-        differs_at, compared = None, False
-    else:
-        differs_at, compared = (None, True) if same_rules else _sample(target, draft)
+    needless = count or same_rules  # the sample would only repeat what the maps already say
+    differs_at, not_encoded = (None, None) if needless else _sample(target, draft)
     return Comparison(
         target.size, draft.size, same_file=False, ordinary_differences=tuple(ordinary),
         ordinary_difference_count=count, added_differences=_added(target, draft), rule_differences=rules,
-        sample_differs_at=differs_at, sample_compared=compared,
+        sample_differs_at=differs_at, not_encoded=not_encoded,
     )  # fmt: skip
 
 
@@ -127,19 +127,19 @@ def _added(target: Tokenizer, draft: Tokenizer) -> tuple[str, ...]:
     return tuple(sorted(t for t in names if id_in(target, t) != id_in(draft, t)))
 
 
-def _sample(target: Tokenizer, draft: Tokenizer) -> tuple[int | None, bool]:
-    """Index of the first line with different ids, and whether both could encode at all."""
-    ours = _encoded(target)
-    theirs = None if ours is None else _encoded(draft)
-    if ours is None or theirs is None:
-        return None, False
-    return next((i for i in range(len(SAMPLE)) if ours[i] != theirs[i]), None), True
+def _sample(target: Tokenizer, draft: Tokenizer) -> tuple[int | None, str | None]:
+    """Index of the first line with different ids, or why not both could encode it."""
+    try:
+        ours, theirs = _encoded(target), _encoded(draft)
+    except NotEncodable as e:
+        return None, str(e)
+    return next((i for i in range(len(SAMPLE)) if ours[i] != theirs[i]), None), None
 
 
-def _encoded(tokenizer: Tokenizer) -> list[list[int]] | None:
+def _encoded(tokenizer: Tokenizer) -> list[list[int]]:
     """The sample's ids. The encoder is dropped at once: two large ones would hold 100 MB each."""
     encode = tokenizer_files.encoder(tokenizer)
-    return None if encode is None else [encode(line) for line in SAMPLE]
+    return [encode(line) for line in SAMPLE]
 
 
 def overlap_ratio(target: Tokenizer, draft: Tokenizer) -> float | None:
@@ -190,7 +190,7 @@ def check(
         if heterogeneous:
             return _heterogeneous(target, draft, ours, theirs, floor)
         comparison = compare(ours, theirs)
-    except (Corrupt, MissingLibrary) as e:
+    except Corrupt as e:
         return Verdict((*problems, _unreadable(DRAFT, str(e))))
     found = [
         *_sizes(target, draft, comparison),
@@ -267,10 +267,14 @@ def _quote(token: str | None) -> str:
 
 def _rules(comparison: Comparison) -> Iterator[Finding]:
     if comparison.ordinary_difference_count or not (
-        comparison.rule_differences or comparison.sample_differs_at is not None
+        comparison.rule_differences or comparison.sample_differs_at is not None or comparison.not_encoded
     ):
         return
     parts = ", ".join(comparison.rule_differences) or "the tokenizers' rules"
+    if comparison.not_encoded:
+        message = f"the maps are identical; the sample text was not encoded with both: {comparison.not_encoded}"
+        yield Finding("tokenizer-rules", "info", DRAFT, message)
+        return
     if comparison.sample_differs_at is None:
         message = f"the maps are identical, {parts} differ; the built-in sample encodes to the same ids"
         yield Finding("tokenizer-rules", "info", DRAFT, message)

@@ -13,7 +13,7 @@ from tests.pairs import PAIRS, Pair
 
 ELSEWHERE = {
     "hub-access", "hub-revision", "hub-unreachable", "revision-unpinned", "remote-code-unpinned",  # test_hub.py
-    "lock-mismatch",  # test_integrity.py
+    "lock-mismatch", "lock-unhashed",  # test_integrity.py
     "tokenizer-unreadable",  # test_vocabulary.py
 }  # fmt: skip
 TYPES = {"llama", "qwen3", "gemma2", "glm4_moe", "eagle", "medusa", "mlp_speculator"}

@@ -73,7 +73,6 @@ def test_tokenizer_json(tmp_path: Path) -> None:
     assert (tokenizer.kind, len(tokenizer.base), tokenizer.size) == ("tokenizer.json", 317, 320)
     assert dict(tokenizer.added) == {"<unk>": 0, "<s>": 1, "</s>": 2}
     encode = tokenizer_files.encoder(tokenizer)
-    assert encode is not None
     assert encode("the") == [318, 104]
     assert tokenizer.space_prefix() == ("Ġ",)
 
@@ -90,7 +89,6 @@ def test_sentencepiece(tmp_path: Path) -> None:
     assert vocabulary.compare(one, one).relation == "identical"
     assert vocabulary.compare(one, two).relation == "different"
     encode = tokenizer_files.encoder(one)
-    assert encode is not None
     assert all(0 <= i < one.size for i in encode(vocabulary.SAMPLE[3]))
 
 
@@ -108,6 +106,37 @@ def test_tekken(tmp_path: Path) -> None:
     """Ranks come after the special tokens."""
     tokenizer = load(folder(tmp_path / "m", tekken_json=tekken_file([" the"])))
     assert (tokenizer.kind, tokenizer.base["Ġthe"], tokenizer.added) == ("tekken", 260, {"<s>": 1})
+
+
+def test_tekken_encodes(tmp_path: Path) -> None:
+    """Words of the file's own pattern, ids behind the special tokens; another pattern shows in the sample."""
+    pytest.importorskip("tiktoken")
+    body = tekken_file(["ab"])
+    body["config"]["pattern"] = "[a-z]+|."
+    whole = load(folder(tmp_path / "a", tekken_json=body))
+    assert tokenizer_files.encoder(whole)("abz") == [260, 4 + ord("z")]
+    single = load(folder(tmp_path / "b", tekken_json=tekken_file(["ab"])))
+    comparison = vocabulary.compare(whole, single)
+    assert comparison.relation == "identical"
+    assert (comparison.rule_differences, comparison.not_encoded) == (("pre_tokenizer",), None)
+    body["config"]["pattern"] = "("
+    with pytest.raises(Corrupt):
+        vocabulary.compare(load(folder(tmp_path / "c", tekken_json=body)), single)
+
+
+def test_a_sample_that_cannot_be_encoded_is_said(tmp_path: Path) -> None:
+    """A tiktoken file has no pattern: equal maps are reported as such, with what was not compared."""
+    pair = []
+    for name, end in (("target", b""), ("draft", b"\n")):
+        place = make.write(tmp_path / name, make.llama())
+        (place / "tokenizer.json").unlink()
+        (place / "qwen.tiktoken").write_bytes(tiktoken_file(["ing"]) + end)
+        pair.append(read(str(place)))
+    verdict = vocabulary.check(*pair, heterogeneous=False, is_head=False, floor=0.5)
+    (finding,) = [f for f in verdict.findings if f.code == "tokenizer-rules"]
+    assert finding.severity == "info"
+    assert "not encoded with both: qwen.tiktoken does not say how text is split" in finding.message
+    assert verdict.comparison.as_dict()["sample_identical"] is None
 
 
 @pytest.mark.parametrize(
