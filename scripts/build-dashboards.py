@@ -269,7 +269,8 @@ SPECULATION = (
         Panel("Acceptance of the start-up canary",
               "At position 0 on repetitive text, which any working draft continues. Near zero: the draft is wired "
               "wrongly.",
-              RATIO, [(m("canary_position0_acceptance_rate"), "{{instance}}")], highest=1),
+              RATIO, [(m("canary_position0_acceptance_rate"), "{{instance}} greedy"),
+                      (m("canary_default_position0_acceptance_rate"), "{{instance}} default sampling")], highest=1),
         Panel("Rank without progress",
               "Time since each data parallel rank advanced, while it has requests. One that grows alone hangs.",
               SECONDS, [(f"max by (instance, engine) ({m('engine_seconds_since_progress')})",

@@ -109,6 +109,11 @@ def _health() -> Iterable[Family]:
         ("canary_success", "0 or 1", "Whether the last canary completion produced a token."),
         ("canary_duration_seconds", "seconds", "Duration of the last successful canary completion."),
         ("canary_position0_acceptance_rate", "ratio", "Acceptance at position 0 on the repetitive start-up canary."),
+        (
+            "canary_default_position0_acceptance_rate",
+            "ratio",
+            "The same at the server's default sampling (temperature of generation_config.json).",
+        ),
         ("output_mismatch", "0 or 1", "Whether drafted text was last proven not to be the target's own."),
     )
     yield from _counters(("scrapes_total", "scrapes", "Reads of the engine's metrics by result."), labels=("result",))

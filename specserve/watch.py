@@ -90,7 +90,10 @@ class Watch:
         profile = sidecar.benchmark_profile
         self.observer = Observer(
             spans=tuple(sorted({*WINDOWS, *builtin.windows(settings.alerts)})),
-            policy=Policy(canary_interval_seconds=sidecar.canary_interval_seconds),
+            policy=Policy(
+                canary_timeout_seconds=sidecar.canary_timeout_seconds,
+                canary_interval_seconds=sidecar.canary_interval_seconds,
+            ),
             baseline=baseline.load(self._baseline_path),
             profile=speedup.load(Path(profile)) if profile else None,
             speculation_configured=settings.method is not None,
@@ -216,9 +219,10 @@ class Watch:
         """Readings that come from elsewhere than the engine's metrics."""
         pids: Collection[int] = facts.get("engine_pids") or ()
         out = self._gpu.readings(pids) if self._gpu else {}
-        position0 = (facts.get("canary") or {}).get("position0_acceptance")
-        if position0 is not None:
-            out["specserve_canary_position0_acceptance_rate"] = float(position0)
+        for sampling in ("", "default_"):
+            rate = (facts.get("canary") or {}).get(f"{sampling}position0_acceptance")
+            if rate is not None:
+                out[f"specserve_canary_{sampling}position0_acceptance_rate"] = float(rate)
         if (mismatch := output_mismatch(facts)) is not None:
             out["specserve_output_mismatch"] = mismatch
         return out

@@ -43,7 +43,9 @@ alerts:
 
 `specserve alerts metrics` prints the families that a custom rule may use; docs/metrics.md says what they mean.
 Rate and mean length are both published. The rate is not comparable between methods or between servers that split
-prefill from decoding (padding inflates what counts as drafted); set `AcceptanceLengthLow` there.
+prefill from decoding (padding inflates what counts as drafted); go by `AcceptanceLengthLow` there.
+The engine counts no temperature and no adapter, so acceptance cannot be split by either; the start-up canary publishes
+the acceptance of one text greedy and at the server's default sampling.
 
 ## Receivers
 

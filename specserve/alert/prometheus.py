@@ -26,11 +26,20 @@ _HEADER = """\
 """
 
 
+_YIELD = (
+    "sum by ($by) (rate(specserve_accepted_tokens_total[$window])) / (sum by ($by) "
+    "(rate(specserve_draft_tokens_total[$window])) + sum by ($by) (rate(specserve_drafts_total[$window])))"
+)
+"""Accepted tokens per verified token. No alert has it; with the number of running requests it says what load costs."""
+
+
 def rule_file(alerts: Alerts, *, runbook_base_url: str | None = None) -> str:
     """The YAML text of the rule file."""
     base = runbook_base_url or alerts.runbook_base_url
     shown = [(d, limits) for d in definitions() if (limits := thresholds(alerts, d.name)).active]
-    rules = [*_records(alerts, shown), *(_alert(alerts, d, limits, base) for d, limits in shown)]
+    measured = {"record": "model:specserve_verified_token_yield:ratio_rate5m"}
+    measured["expr"] = fill(_YIELD, {"by": BY["model"], "window": "5m"})
+    rules = [*_records(alerts, shown), measured, *(_alert(alerts, d, limits, base) for d, limits in shown)]
     document = {"groups": [{"name": "specserve", "rules": rules}]}
     return _HEADER + yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
 

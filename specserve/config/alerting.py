@@ -98,7 +98,7 @@ class Rules(Section):
     AcceptanceCollapsed: Below = _below(0.08, 0.2, 60, "Acceptance rate at position 0.", 200)
     SpecOutputMismatch: Timing = _switch(0, "Drafted text was proven not to be the target's own.")
     AcceptanceSpread: Above = _above(0.25, 0.15, 600, "Highest minus lowest acceptance rate of the engines.", 5000)
-    AcceptanceLengthLow: Below = _below(None, None, 600, "Mean acceptance length in tokens; off unless set.", 200)
+    AcceptanceLengthLow: Below = _below(1.3, 1.4, 600, "Mean acceptance length in tokens (1 + accepted / drafts).", 200)
     DraftHeadIneffective: Below = _below(0.2, None, 0, "Acceptance at position 0 on the repetitive start-up canary.")
     DraftPositionsWasted: Below = _below(0.1, 0.15, 1800, "Acceptance rate at the last drafted position.", 1000)
     SpeculationInactive: Below = _below(1, None, 300, "Draft tokens in 5 minutes, with speculation configured.", 1000)

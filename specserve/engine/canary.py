@@ -19,7 +19,7 @@ from specserve.engine import corruption
 from specserve.engine.args import schedule
 from specserve.engine.client import Completion, EngineClient, EngineRefused, EngineUnreachable
 from specserve.engine.metrics import EngineSnapshot, MetricsError, parse
-from specserve.engine.reference import COOL, FULL, GREEDY, WARM, Asker, OutOfTime
+from specserve.engine.reference import COOL, DEFAULT, FULL, GREEDY, WARM, Asker, OutOfTime
 from specserve.units import percent
 
 Verdict = Literal["ok", "corrupt", "inactive", "ineffective", "unproven"]
@@ -41,6 +41,8 @@ class CanaryResult:
     reasons: tuple[str, ...] = ()
     position0_acceptance: float | None = None
     """On greedy text; None when too little was drafted."""
+    default_position0_acceptance: float | None = None
+    """The same at the sampling that a client gets who asks for none."""
     drafts: int | None = None
     """Drafts of all greedy texts; None when the engine counts none."""
     compared_tokens: int = 0
@@ -92,6 +94,7 @@ class _Canary:
     greedy: list[_Counted] = field(default_factory=list)
     forced: _Counted | None = None
     """With the model held to one token: every lookup method finds drafts then."""
+    default: _Counted | None = None
     notes: list[str] = field(default_factory=list)
     """Why something could not be compared."""
 
@@ -100,6 +103,9 @@ class _Canary:
         corrupt: str | None = None
         try:
             corrupt = self._corrupt()
+            if corrupt is None and self.asker.settings.method is not None:
+                self._counted(lambda: self.asker.ask_raw(DEFAULT))
+                self.default = self.greedy.pop()
         except OutOfTime:
             self.notes.append(LATE)
         except EngineUnreachable:
@@ -112,7 +118,9 @@ class _Canary:
             else:
                 self.notes.append(str(error))
         verdict, reasons = self._verdict(corrupt)
-        return CanaryResult(verdict, reasons, self._position0(), self._drafts(self.greedy), self.asker.compared)
+        default = self.default.position0 if self.default else None
+        drafts = self._drafts(self.greedy)
+        return CanaryResult(verdict, reasons, self._position0(), default, drafts, self.asker.compared)
 
     def _verdict(self, corrupt: str | None) -> tuple[Verdict, tuple[str, ...]]:
         notes = tuple(self.notes)

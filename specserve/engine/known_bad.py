@@ -114,6 +114,7 @@ def features(
         "unpadded-drafts": bool(spec.get("disable_padded_drafter_batch")),
         "adaptive-verification": bool(spec.get("enable_adaptive_verification")),
         "several-tokens": settings.speculative_decoding.num_speculative_tokens > 1,
+        "more-than-two-tokens": settings.speculative_decoding.num_speculative_tokens > 2,
         "sequence-parallel-misfit": _sequence_parallel_misfit(settings, extra),
         "remote-weights": "://" in settings.models.target_model.path,
         "no-repairs": not settings.engine.repairs,

@@ -37,6 +37,8 @@ PLAIN: Mapping[str, Any] = {
 """Said out loud, because a checkpoint's generation_config.json changes the defaults."""
 GREEDY = {**PLAIN, "temperature": 0.0}
 FULL = {**GREEDY, "ignore_eos": True}
+DEFAULT: Mapping[str, Any] = {"ignore_eos": True}
+"""As a client that says nothing about sampling."""
 COOL = {**PLAIN, "temperature": 0.3, "ignore_eos": True}
 WARM = {**PLAIN, "temperature": 1.0, "top_p": 0.95, "top_k": 20, "ignore_eos": True}
 

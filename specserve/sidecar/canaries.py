@@ -122,7 +122,14 @@ class Canaries:
                 LOG.error("drafted text is not the target's own", extra={"reason": "; ".join(result.reasons)})
                 self._comparison = result
             elif result.verdict != "unproven" and result.compared_tokens:
-                self._comparison = replace(result, verdict="ok", reasons=(), position0_acceptance=None, drafts=None)
+                self._comparison = replace(
+                    result,
+                    verdict="ok",
+                    reasons=(),
+                    position0_acceptance=None,
+                    default_position0_acceptance=None,
+                    drafts=None,
+                )
         except EngineError as error:
             LOG.debug("no comparison", extra={"detail": error.problems[0].message})
         finally:

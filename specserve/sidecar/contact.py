@@ -13,6 +13,8 @@ from specserve.engine.metrics import MAX_BYTES, MetricsError, parse
 from specserve.sidecar.probe import CanaryOutcome, Scrape
 
 PROMPT = "Hello"
+AT_ONCE_SECONDS = 5.0
+"""A queue that is full says so at once. A 503 that comes later ended a request that had been taken."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 GONE = (requests.ConnectionError, ConnectionError)
 CUT = (requests.exceptions.ChunkedEncodingError, requests.exceptions.ContentDecodingError)
@@ -45,13 +47,16 @@ def _scrape(client: EngineClient, now: float, timeout: float, clock: Callable[[]
 
 
 def complete_one(client: EngineClient, *, timeout: float, clock: Callable[[], float]) -> CanaryOutcome:
-    """One token, greedy. A queue that is full, or a request that is not allowed, says nothing about progress."""
+    """One token, greedy. A queue that is full, or a request that is not allowed, says nothing about progress; a
+    watchdog of the engine's that aborts what it took (vllm-project/vllm#36130) says a lot."""
     sent = clock()
     try:
         answer = client.complete(PROMPT, max_tokens=1, temperature=0, timeout=timeout)
     except EngineRefused as error:
-        refused = error.status < 500 or error.status == 503
-        return CanaryOutcome("refused" if refused else "failed", sent, clock() - sent, f"answered {error.status}")
+        seconds = clock() - sent
+        full = error.status == 503 and seconds < AT_ONCE_SECONDS
+        refused = error.status < 500 or full
+        return CanaryOutcome("refused" if refused else "failed", sent, seconds, f"answered {error.status}", full)
     except EngineUnreachable as error:
         return CanaryOutcome("failed", sent, clock() - sent, str(error.problems[0].message))
     if answer.completion_tokens == 0:

@@ -37,6 +37,8 @@ class CanaryOutcome:
     sent_seconds: float
     seconds: float
     detail: str = ""
+    full: bool = False
+    """Refused because the queue is full: as long as that lasts, the requests in execution are the canary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,8 @@ class Policy:
     """Reads in a row without progress before an engine may be called stalled, or down."""
     settle: int = 2
     """Reads in a row that must agree before readiness changes."""
+    canary_timeout_seconds: float = 120.0
+    """Requests in execution that stand still for so long behind a full queue are as good as a canary that failed."""
     canary_interval_seconds: float = 60.0
     """Between two canaries of an idle, blind or stalled engine."""
 
@@ -116,6 +120,8 @@ class Probe:
     _in_flight: bool = False
     _failures: int = 0
     """Canaries in a row that failed, without progress in between."""
+    _full_since: float | None = None
+    """When the first canary without progress since was refused by a full queue."""
     _ready: bool = False
     _was_ready: bool = False
     _disagreeing: int = 0
@@ -130,7 +136,7 @@ class Probe:
             self._unread += 1
             self._unreachable = self._unreachable + 1 if scrape.result == "unreachable" else 0
         if self._stalled is None:
-            self._stalled = self._hang()
+            self._stalled = self._hang(now)
         condition = self._condition(context)
         return Assessment(
             condition=condition,
@@ -153,11 +159,13 @@ class Probe:
         if outcome.result == "ok":
             self._progress(now)
             self._started = self._started or f"canary produced a token in {duration(outcome.seconds)}"
-        elif outcome.result == "failed" and (self._progress_at is None or outcome.sent_seconds >= self._progress_at):
-            self._failures += 1
+        elif self._progress_at is None or outcome.sent_seconds >= self._progress_at:
+            self._failures += outcome.result == "failed"
+            if outcome.full and self._full_since is None:
+                self._full_since = outcome.sent_seconds
 
     def _progress(self, now: float) -> None:
-        self._progress_at, self._stalled = now, None
+        self._progress_at, self._stalled, self._full_since = now, None, None
         self._still = self._quiet = self._pending = self._failures = 0
 
     def _read(self, now: float, snapshot: EngineSnapshot) -> None:
@@ -185,11 +193,12 @@ class Probe:
         before = self._marker or ()
         return any(b is not None and a is not None and a < b for a, b in zip(marker, before, strict=False))
 
-    def _hang(self) -> str | None:
+    def _hang(self, now: float) -> str | None:
         """Why the engine counts as stalled; None when it does not."""
-        if self._started is None or not self._failures:
+        blocked = self._full_since is not None and now - self._full_since >= self.policy.canary_timeout_seconds
+        if self._started is None or not (self._failures or blocked):
             return None
-        canary = f"canary failed: {self._canary.detail}" if self._canary else ""
+        canary = f"canary {'failed' if self._failures else 'refused'}: {self._canary.detail}" if self._canary else ""
         if self._unread:
             enough = self._unread >= self.policy.observations and self._failures >= 2 and not self._unreachable
             return f"{self._unread} reads of the metrics failed ({self._scrape.detail}); {canary}" if enough else None
@@ -197,7 +206,8 @@ class Probe:
         if running and self._still >= self.policy.observations:
             return f"{self._seen()} in {self._still} reads in a row; {canary}"
         # Gauges stand still with the engine: it may have hung between two requests. Then the canary is the work.
-        if not running and not waiting and (self._failures >= 2 or self._pending >= self.policy.observations):
+        certain = self._failures >= 2 or (self._failures and self._pending >= self.policy.observations)
+        if not running and not waiting and certain:
             return f"nothing runs by its gauges, and it does not complete a request either; {canary}"
         return None
 

@@ -159,6 +159,16 @@ def test_an_engine_that_froze_while_idle_is_found(stub, sidecar) -> None:
     wait_until(lambda: watcher.probes() == (200, 200, 200))
 
 
+def test_a_hang_behind_a_full_queue_is_found(stub, sidecar) -> None:
+    """Every canary is refused with 503, because the queue never empties; requests in execution stand still."""
+    engine = stub(*SPEC)
+    watcher = sidecar(engine.port)
+    watcher.becomes("idle")
+    engine.control(completion_status=503, running=4, waiting=8)
+    watcher.becomes("stalled")
+    assert "canary refused: answered 503" in watcher.get("/livez").json()["reason"]
+
+
 def test_a_starved_engine_is_named_and_left_alive(stub, sidecar) -> None:
     """Requests wait, none runs: alive, not ready."""
     engine = stub(*SPEC)

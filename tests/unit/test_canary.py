@@ -28,6 +28,7 @@ class Formula(ThreadingHTTPServer):
         self.random = random.Random(1)
         self.lists_tokens = self.counts = self.drafts = self.scores = self.has_template = True
         self.flat, self.position0, self.drafts_only_forced = 0.1, 0.8, False
+        self.default_position0 = 0.4  # of a request that says nothing about sampling
         self.garbage: set[str] = set()  # kinds of drafted text that are garbage: greedy, sampled
         self.refuses_scores = self.short_context = False
         self.near_ties = False  # drafted greedy text takes the second best where the two are nearly equal
@@ -44,7 +45,8 @@ class Formula(ThreadingHTTPServer):
 
     def text(self, prefix: list[int], body: dict) -> list[int]:
         """The first token follows the prefill; the others are drafted."""
-        temperature, made = body["temperature"], [self.token(prefix, body["temperature"])]
+        temperature = body.get("temperature", 1.0)
+        made = [self.token(prefix, temperature)]
         kind = "sampled" if temperature else "greedy"
         while len(made) < body["max_tokens"]:
             if kind in self.garbage:
@@ -56,7 +58,8 @@ class Formula(ThreadingHTTPServer):
         if len(made) > 1 and self.drafts and (not self.drafts_only_forced or "allowed_token_ids" in body):
             drafts = len(made) / 2
             self.counters["drafts"] += drafts
-            self.counters["accepted"] += 0 if kind in self.garbage else drafts * self.position0
+            rate = self.position0 if "temperature" in body else self.default_position0
+            self.counters["accepted"] += 0 if kind in self.garbage else drafts * rate
         self.counters["finished"] += 1
         return made
 
@@ -154,6 +157,7 @@ def test_right_engine_passes(engine):
     """Nothing differs from the server without drafts: ok, and position 0 is the counters'."""
     found = check(engine)
     assert (found.verdict, found.reasons, found.position0_acceptance, found.drafts) == ("ok", (), 0.8, 32)
+    assert found.default_position0_acceptance == pytest.approx(0.4)
 
 
 @pytest.mark.parametrize("flat", [0.5, 1.0])

@@ -23,6 +23,7 @@ class Life:
     now: float = 0.0
     start: float = 1000.0
     canary: str = "ok"
+    full: bool = False
     canary_seconds: float = 1.0
     sent: list[float] = field(default_factory=list)
     log: list[Assessment] = field(default_factory=list)
@@ -33,7 +34,7 @@ class Life:
         self.now += INTERVAL
         if self._due is not None and self.now >= self._due:
             sent = self.sent[-1]
-            outcome = CanaryOutcome(self.canary, sent, self.now - sent, "no answer within 60 s")  # type: ignore[arg-type]
+            outcome = CanaryOutcome(self.canary, sent, self.now - sent, "no answer within 60 s", self.full)  # type: ignore[arg-type]
             self.probe.canary_done(self.now, outcome)
             self._due = None
             if self.canary == "ok":
@@ -314,6 +315,22 @@ def test_refused_canaries_prove_nothing(life: Life) -> None:
     life.canary = "refused"
     life.steps(100)
     assert all(seen.live.ok for seen in life.log)
+
+
+def test_a_hang_behind_a_full_queue_is_found(life: Life) -> None:
+    """Clients that come again keep the queue full, so every canary gets 503: after its time-out the requests that
+    stand still in execution are proof enough. While they move, a full queue proves nothing."""
+    busy(life, running=8, waiting=24)
+    life.canary, life.full = "refused", True
+    for i in range(97):
+        life.engine.work(plain=i % 8 == 0)
+        life.step()
+    assert all(seen.live.ok for seen in life.log)
+    life.log.clear()
+    life.steps(40)
+    found = next(i for i, seen in enumerate(life.log) if not seen.live.ok)
+    assert 120 <= found * INTERVAL <= 150
+    assert "8 requests running" in life.log[-1].live.reason
 
 
 def test_recovery_is_immediate_for_liveness_and_damped_for_readiness(life: Life) -> None:

@@ -90,7 +90,6 @@ def test_list_as_json() -> None:
     rows = json.loads(CliRunner().invoke(program, ["alerts", "list", "--format", "json"]).output)
     assert [row["name"] for row in rows] == NAMES
     assert {row["name"] for row in rows if not row["active"]} == {
-        "AcceptanceLengthLow",
         "LatencySLOTTFT",
         "LatencySLOTPOT",
         "GPUPowerHigh",

@@ -472,7 +472,7 @@ FEATURES: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ("fp8-kv", {}, FP8_KV, {}),
     ("short-draft-context", {}, {}, {"max_position_embeddings": 2048}),
 ]  # fmt: skip
-ALWAYS = {"several-tokens", "prefix-caching", "draft-inherits-kv", "short-lookup", "runner-v2"}
+ALWAYS = {"several-tokens", "more-than-two-tokens", "prefix-caching", "draft-inherits-kv", "short-lookup", "runner-v2"}
 
 
 def features_of(sections: dict[str, Any], target: dict[str, Any], draft: dict[str, Any]) -> frozenset[str]:
