@@ -350,10 +350,30 @@ def test_notes_say_how_to_call_it(case: str) -> None:
     out = run_helm("install", "chat", str(CHART), "--dry-run=client", values=complete(CASES[case]))
     assert out.returncode == 0, out.stderr
     notes = out.stdout.partition("NOTES:")[2]
-    assert ("https://127.0.0.1:8000/v1/models" in notes) == (case == "tls")
+    assert ("https://127.0.0.1:8000/v1/chat/completions" in notes) == (case == "tls")
     assert ("get secret key" in notes) == (case == "auth")
     assert ("leaderworkerset/chat-specserve" in notes) == (case == "several-nodes")
     assert "svc/chat-specserve 9400:metrics" in notes
+
+
+def test_notes_warn_of_what_may_be_missing() -> None:
+    """Paths without a volume, variables that nobody sets and thresholds that Prometheus does not get are named."""
+    values: Values = {
+        "config": {
+            "models": {"target_model": {"path": "/elsewhere/${WHICH}"}},
+            "server": {"served_model_name": "it's"},
+            "alerts": {"acceptance_rate": {"fire_below": 0.3}, "runbook_base_url": "https://wiki/rb/"},
+        },
+        "metrics": {"prometheusRule": {"enabled": True}},
+    }
+    out = run_helm("install", "chat", str(CHART), "--dry-run=client", values=complete(values))
+    assert out.returncode == 0, out.stderr
+    notes = out.stdout.partition("NOTES:")[2]
+    assert "config.models.target_model.path is /elsewhere/${WHICH}, where no volume is mounted" in notes
+    assert "config uses ${WHICH}, which extraEnv does not set" in notes
+    assert "The PrometheusRule has the default thresholds" in notes
+    assert """"model":"it'\\''s"}'""" in notes
+    assert "runbook_url: https://wiki/rb/AcceptanceRateLow.md" in out.stdout
 
 
 def test_any_user_id_works() -> None:

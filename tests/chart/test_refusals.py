@@ -15,7 +15,6 @@ CONFIGS = sorted((ROOT / "tests" / "data" / "configs" / "bad").glob("*.yaml"))
 NOT_SEEN = {
     "duplicate-key": "helm's parser keeps the last of two equal keys",
     "open-to-the-network": "the pod listens on every address, behind auth.existingSecret or the NetworkPolicy",
-    "secret-file-missing": "the file is the pod's",
     "variable-not-set": "the variable is the pod's",
     "yaml-tag": "helm drops the tag, and what is left is a plain value",
 }
@@ -150,6 +149,19 @@ BAD: dict[str, tuple[Values, str]] = {
     "size": ({"models": {"size": "much"}}, "at '/models/size'"),
     "pull-policy": ({"image": {"pullPolicy": "Sometimes"}}, "at '/image/pullPolicy'"),
     "release": ({}, "a release named 'vllm' makes Kubernetes set VLLM_PORT"),
+    "name-of-a-service": ({"fullnameOverride": "7b.chat"}, "objects would be named '7b.chat', and a Service may not"),
+    "gpus-twice": (
+        {"resources": {"limits": {"nvidia.com/gpu": 4}}},
+        "resources.limits asks for 4 of nvidia.com/gpu; GPUs follow from the config (1 here)",
+    ),
+    "secret-file": (
+        {"config": {"alerts": {"notify": [{"type": "slack", "url_file": "/run/slack"}]}}},
+        "config has url_file: /run/slack, which no volume brings into the pod",
+    ),
+    "suffix-key": (
+        {"config": {"speculative_decoding": {"method": "ngram", "suffix_decoding_max_tree_depth": 4}}},
+        "config.speculative_decoding.suffix_decoding_max_tree_depth is read by method suffix only",
+    ),
 }
 
 

@@ -4,6 +4,9 @@
 {{- if or (eq .Release.Name "vllm") (eq (include "specserve.name" .) "vllm") -}}
 {{- fail "a release named 'vllm' makes Kubernetes set VLLM_PORT=tcp://..., which vLLM refuses; choose another name" -}}
 {{- end -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" (include "specserve.name" .)) -}}
+{{- fail (printf "objects would be named '%s', and a Service may not: letters, digits and dashes, a letter first; choose another release name, or set fullnameOverride" (include "specserve.name" .)) -}}
+{{- end -}}
 {{- if eq (default .Chart.AppVersion $v.image.tag) "latest" -}}
 {{- fail "image.tag is 'latest'; name a version, so that a restart serves what was tested" -}}
 {{- end -}}
@@ -25,6 +28,12 @@
 {{- end -}}
 {{- if and $v.gpu.count (ne (mul (int $v.gpu.count) $nodes) $model) -}}
 {{- fail (printf "gpu.count is %d on %d node(s), but the config asks for %d GPUs (tensor_parallel_size x pipeline_parallel_size)" (int $v.gpu.count) $nodes $model) -}}
+{{- end -}}
+{{- range $part := list "requests" "limits" -}}
+{{- $asked := get (default dict (get $v.resources $part)) (default "nvidia.com/gpu" $v.gpu.resource) -}}
+{{- if and $asked (ne (toString $asked) (include "specserve.gpus" $)) -}}
+{{- fail (printf "resources.%s asks for %v of %s; GPUs follow from the config (%s here), or from gpu.count and gpu.resource" $part $asked (default "nvidia.com/gpu" $v.gpu.resource) (include "specserve.gpus" $)) -}}
+{{- end -}}
 {{- end -}}
 {{- with ($v.resources.limits).memory -}}
 {{- if le (include "specserve.bytes" . | int64) (include "specserve.bytes" (include "specserve.sharedMemory" $) | int64) -}}

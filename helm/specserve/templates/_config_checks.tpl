@@ -10,6 +10,17 @@
 {{- if eq (include "specserve.apiPort" .) (include "specserve.metricsPort" .) -}}
 {{- fail (printf "config.server.port is %s, and so is config.sidecar.port; must be two ports" (include "specserve.apiPort" .)) -}}
 {{- end -}}
+{{- $mounts := list "/etc/specserve/secrets" .Values.models.mountPath -}}
+{{- range .Values.extraVolumeMounts }}{{ $mounts = append $mounts .mountPath }}{{ end -}}
+{{- range regexFindAll "\"(api_key|hub_token|cert|key|secret|url|bearer_token)_file\":\"[^\"]+\"" (toJson $c) -1 -}}
+{{- $key := trimPrefix "\"" (first (splitList "\":\"" .)) -}}
+{{- $file := trimSuffix "\"" (last (splitList "\":\"" .)) -}}
+{{- $found := false -}}
+{{- range $mounts }}{{ if hasPrefix . $file }}{{ $found = true }}{{ end }}{{ end -}}
+{{- if not $found -}}
+{{- fail (printf "config has %s: %s, which no volume brings into the pod; use auth, hub or tls.existingSecret, or mount it with extraVolumes and extraVolumeMounts" $key $file) -}}
+{{- end -}}
+{{- end -}}
 {{- $tls := default dict $server.tls -}}
 {{- if ne (empty $tls.cert_file) (empty $tls.key_file) -}}
 {{- fail "config.server.tls has one of cert_file and key_file; TLS needs both, or tls.existingSecret" -}}
@@ -35,7 +46,7 @@
 {{- if and (has $method (list "draft_model" "eagle" "eagle3" "medusa" "mlp_speculator" "dflash")) (not $draft.path) -}}
 {{- fail (printf "config.speculative_decoding.method %s needs a draft checkpoint; set config.models.draft_model.path" $method) -}}
 {{- end -}}
-{{- range $key, $methods := dict "prompt_lookup_min" (list "ngram" "ngram_gpu") "prompt_lookup_max" (list "ngram" "ngram_gpu") "use_heterogeneous_vocab" (list "draft_model") -}}
+{{- range $key, $methods := dict "prompt_lookup_min" (list "ngram" "ngram_gpu") "prompt_lookup_max" (list "ngram" "ngram_gpu") "use_heterogeneous_vocab" (list "draft_model") "suffix_decoding_max_tree_depth" (list "suffix") "suffix_decoding_max_cached_requests" (list "suffix") "suffix_decoding_max_spec_factor" (list "suffix") "suffix_decoding_min_token_prob" (list "suffix") -}}
 {{- if and (hasKey $spec $key) (not (kindIs "invalid" (get $spec $key))) (not (has $method $methods)) -}}
 {{- fail (printf "config.speculative_decoding.%s is read by method %s only; the method is %s" $key (join " and " $methods) $method) -}}
 {{- end -}}

@@ -7,8 +7,8 @@
 
 {{/* Labels that selectors use; they never change. */}}
 {{- define "specserve.selector" -}}
-app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{/* Labels of every object. */}}
@@ -17,6 +17,11 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end }}
+
+{{/* Where the pages of the alerts are. */}}
+{{- define "specserve.runbooks" -}}
+{{ include "specserve.config" (dict "root" . "path" (list "alerts" "runbook_base_url") "default" "docs/runbooks") | trimSuffix "/" }}
 {{- end }}
 
 {{- define "specserve.image" -}}
