@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specserve import gpu
+from specserve import calibration, gpu
 from specserve.engine.introspect import Installed, installed
-from specserve.pair import calibration, facts, vram, vram_text
+from specserve.pair import facts, vram, vram_text
 from specserve.pair.checkpoint import INDEX, MAX_INDEX_BYTES, read_json
 from specserve.pair.headers import Corrupt
 from specserve.pair.shape import Backend, default_length

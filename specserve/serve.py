@@ -198,7 +198,7 @@ class _Run:
 
     def _reconcile(self) -> None:
         """Hold the engine's own memory figures against the plan, and keep them for the next plan if asked to."""
-        from specserve.pair import calibration
+        from specserve import calibration
 
         launch = self._launch
         planned = launch.report.vram if launch.report else None
@@ -210,9 +210,9 @@ class _Run:
             self._report.note(f"Warning: {found.warning}")
         if launch.calibrate is None:
             return
-        kept = calibration.keep(
-            launch.calibrate, launch.settings, planned, self._said, engine_version=launch.engine_version
-        )
+        name = calibration.key(launch.settings, launch.engine_version, planned["gpu_name"])
+        measured = calibration.measure(planned, self._said, key=name)
+        kept = None if measured is None else calibration.save(measured, launch.calibrate)
         self._report.note(
             f"memory figures kept in {kept}" if kept else "the engine did not say enough to calibrate the memory plan"
         )

@@ -22,53 +22,31 @@ class Accounting:
     """
 
     version: tuple[int, ...]
-
-    first_engine_only: bool = False
-    """The GPU or the method ran on the first engine as long as there was one (up to 0.10)."""
+    v0: bool
+    """The first engine: whole prompts in one step; before 0.8, and until 0.10 where the new one could not."""
+    async_scheduling: bool
+    """On by default since 0.14."""
+    wide_sampler: bool
+    """Up to 0.16 the profiled sampler sorts all logits; since 0.17 it does not."""
+    subtracts_graphs: bool
+    """Since 0.21 the estimated CUDA graphs are taken out of the budget; before, they came on top of it."""
+    tokens_from_concurrency: bool
+    """Since 0.21 the logged KV tokens are requests x max_model_len; before, blocks / groups x block size."""
+    counts_in_flight: bool
+    """Since 0.26 a sliding window also holds the tokens of every batch in flight (async scheduling: two)."""
+    caches_states: bool
+    """Prefix caching of hybrid models is on by default since 0.28; other models always had it."""
+    second_runner: bool
+    """Model Runner V2 is the default since 0.28, where the method allows."""
 
     @classmethod
     def of(cls, version: str | None, *, gpu_name: str = "", method: str | None = None) -> Accounting:
         """From a version string; anything that has no number counts as the newest known."""
         match = re.search(r"\d+\.\d+(?:\.\d+)?", version or "")
-        old = bool(_BEFORE_AMPERE.search(gpu_name)) or method == "draft_model"
-        return cls(tuple(int(p) for p in match.group().split(".")) if match else NEWEST, old)
-
-    @property
-    def v0(self) -> bool:
-        """The first engine: whole prompts in one step; before 0.8, and until 0.10 where the new one could not."""
-        return self.version < ((0, 11) if self.first_engine_only else (0, 8))
-
-    @property
-    def wide_sampler(self) -> bool:
-        """Up to 0.16 the profiled sampler sorts all logits; since 0.17 it does not."""
-        return self.version < (0, 17)
-
-    @property
-    def subtracts_graphs(self) -> bool:
-        """Since 0.21 the estimated CUDA graphs are taken out of the budget; before, they came on top of it."""
-        return self.version >= (0, 21)
-
-    @property
-    def tokens_from_concurrency(self) -> bool:
-        """Since 0.21 the logged KV tokens are requests x max_model_len; before, blocks / groups x block size."""
-        return self.version >= (0, 21)
-
-    @property
-    def counts_in_flight(self) -> bool:
-        """Since 0.26 a sliding window also holds the tokens of every batch in flight (async scheduling: two)."""
-        return self.version >= (0, 26)
-
-    @property
-    def caches_states(self) -> bool:
-        """Prefix caching of hybrid models is on by default since 0.28; other models always had it."""
-        return self.version >= (0, 28)
-
-    @property
-    def async_scheduling(self) -> bool:
-        """On by default since 0.14."""
-        return self.version >= (0, 14)
-
-    @property
-    def second_runner(self) -> bool:
-        """Model Runner V2 is the default since 0.28, where the method allows."""
-        return self.version >= (0, 28)
+        v = tuple(int(p) for p in match.group().split(".")) if match else NEWEST
+        first_engine_only = bool(_BEFORE_AMPERE.search(gpu_name)) or method == "draft_model"
+        return cls(
+            v, v0=v < ((0, 11) if first_engine_only else (0, 8)), async_scheduling=v >= (0, 14),
+            wide_sampler=v < (0, 17), subtracts_graphs=v >= (0, 21), tokens_from_concurrency=v >= (0, 21),
+            counts_in_flight=v >= (0, 26), caches_states=v >= (0, 28), second_runner=v >= (0, 28),
+        )  # fmt: skip

@@ -25,6 +25,18 @@ class Term:
 
 
 @dataclass(frozen=True)
+class Calibration:
+    """What one start measured, for plans of the same deployment."""
+
+    key: str
+    weights_bytes: int
+    """Target and draft, on one GPU."""
+    overhead_bytes: int
+    """Budget - weights - KV cache: activation, non-torch and whatever else the engine took."""
+    cuda_graph_bytes: int | None = None
+
+
+@dataclass(frozen=True)
 class GpuPlan:
     """One GPU's sum; on the CPU backend, one worker's memory."""
 

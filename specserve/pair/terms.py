@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from specserve.pair.memory import Term
+from specserve.pair.memory import Calibration, Term
 from specserve.pair.overhead import logit_rows
 from specserve.pair.shape import Shape
 
 if TYPE_CHECKING:
-    from specserve.pair.calibration import Calibration
     from specserve.pair.vram import Stage
 
 _FITTED = "fitted on public runs, see docs/vram-accuracy.md"

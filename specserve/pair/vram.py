@@ -17,13 +17,12 @@ from specserve.pair import shape as shapes
 from specserve.pair import weights as weighing
 from specserve.pair.capacities import cuda_bytes
 from specserve.pair.fields import Config, first_int
-from specserve.pair.memory import Capacity, Confidence, GpuPlan, Plan, Refusal
+from specserve.pair.memory import Calibration, Capacity, Confidence, GpuPlan, Plan, Refusal
 from specserve.pair.placement import stages
 
 if TYPE_CHECKING:
     from specserve.config.schema import Settings
     from specserve.gpu import Device, DeviceProcess
-    from specserve.pair.calibration import Calibration
     from specserve.pair.facts import ModelFacts
 
 __all__ = ["Plan", "plan"]

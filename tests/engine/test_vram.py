@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from specserve import calibration
 from specserve.config.load import load
 from specserve.config.schema import Settings
 from specserve.engine import logs
 from specserve.engine.introspect import installed
-from specserve.pair import calibration, vram
+from specserve.pair import vram
 from specserve.pair.facts import ModelFacts
 from specserve.planning import Planning
 from tests.engine.conftest import ROOT, Launched

@@ -10,10 +10,10 @@ from typing import Any
 
 import yaml
 
+from specserve import calibration
 from specserve.config.load import load
 from specserve.engine.introspect import installed
 from specserve.engine.logs import EngineReport
-from specserve.pair import calibration
 from tests import checkpoints
 
 
@@ -85,7 +85,9 @@ def test_what_was_measured_is_used_by_the_next_plan(tmp_path: Path) -> None:
     said = EngineReport(model_loading_bytes=2**30, available_kv_bytes=17 * 2**30, kv_cache_tokens=1)
     engine = installed()
     version = None if engine is None else engine.version
-    assert calibration.keep(tmp_path / "pair.yaml", loaded.settings, vram, said, engine_version=version)
+    measured = calibration.measure(vram, said, key=calibration.key(loaded.settings, version, vram["gpu_name"]))
+    assert measured is not None
+    calibration.save(measured, tmp_path / "pair.yaml")
     again = json.loads(run(tmp_path, body, "--format", "json").stdout)["vram"]
     assert again["confidence"] == "measured"
     assert again["gpus"][0]["kv_cache_bytes"] == 17 * 2**30

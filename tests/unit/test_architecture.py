@@ -19,7 +19,8 @@ LEVELS = [
     {"config", "pair"},
     {"engine"},
     {"supervise", "sidecar", "alert", "bench"},
-    {"preflight", "codes", "doctor", "launching", "serve", "watch", "planning", "arm", "measure", "verify"},
+    {"preflight", "codes", "doctor", "launching", "serve", "watch", "planning", "arm", "measure", "verify",
+     "calibration"},  # fmt: skip
     {"commands"},
     {"cli", "__main__"},
 ]

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from specserve.calibration import reconcile
 from specserve.config.schema import Settings
 from specserve.engine.logs import EngineReport
 from specserve.engine.metrics import parse
 from specserve.errors import ConfigError
 from specserve.families import FAMILIES, family_of, key
-from specserve.pair.calibration import reconcile
 from specserve.sidecar import baseline, speedup, status
 from specserve.sidecar.baseline import QUANTITIES, Baseline
 from specserve.sidecar.chart import Chart, runs

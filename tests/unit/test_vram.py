@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from specserve import calibration
 from specserve.config.schema import Settings
 from specserve.engine.logs import EngineReport
 from specserve.findings import Finding
 from specserve.gpu import Device, DeviceProcess
-from specserve.pair import calibration, vram, vram_text
+from specserve.pair import vram, vram_text
 from specserve.pair.facts import ModelFacts
 from specserve.units import GIB
 
