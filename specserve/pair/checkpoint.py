@@ -16,7 +16,7 @@ from specserve.pair.headers import Corrupt, parse_object, read_header
 from specserve.units import size
 
 MAX_CONFIG_BYTES = 4 * 1024**2
-MAX_INDEX_BYTES = 32 * 1024**2
+MAX_INDEX_BYTES = 48 * 1024**2
 MAX_TENSORS = 1_000_000
 INDEX = "model.safetensors.index.json"
 _SIZES = (

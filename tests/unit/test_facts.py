@@ -132,6 +132,22 @@ def test_header_length_is_checked_before_it_is_read(tmp_path: Path) -> None:
     assert f"more than {headers.MAX_HEADER_BYTES}" in refusal(tmp_path / "m")["checkpoint-corrupt"]
 
 
+def test_a_file_of_very_many_tensors_is_read(tmp_path: Path) -> None:
+    """A mixture of experts in one file: 150,000 tensors make a header of more than 16 MiB."""
+    entry = {"dtype": "BF16", "shape": [64, 64]}
+    names = [f"model.layers.{i // 384}.mlp.experts.{i % 384}.gate_proj.weight" for i in range(150_000)]
+    header = {name: entry | {"data_offsets": [i * 8192, (i + 1) * 8192]} for i, name in enumerate(names)}
+    folder = raw(tmp_path / "m", header)
+    path = folder / "model.safetensors"
+    assert path.stat().st_size > 16 * 1024**2
+    with path.open("r+b") as f:
+        f.truncate(path.stat().st_size + 150_000 * 8192)
+    tensors = facts.read(str(folder)).tensors
+    assert tensors is not None
+    assert len(tensors) == 150_000
+    assert tensors[names[-1]].shape == (64, 64)
+
+
 def test_100_mb_of_json_is_refused_unread(tmp_path: Path) -> None:
     """config.json has a limit, and the message says which."""
     make.write(tmp_path / "m", make.llama())
