@@ -19,8 +19,19 @@ LEVELS = [
     {"config", "pair"},
     {"engine"},
     {"supervise", "sidecar", "alert", "bench"},
-    {"preflight", "codes", "doctor", "launching", "serve", "watch", "planning", "arm", "measure", "verify",
-     "calibration"},  # fmt: skip
+    {
+        "preflight",
+        "codes",
+        "doctor",
+        "launching",
+        "serve",
+        "watch",
+        "planning",
+        "arm",
+        "measure",
+        "verify",
+        "calibration",
+    },
     {"commands"},
     {"cli", "__main__"},
 ]
