@@ -376,6 +376,15 @@ def test_notes_warn_of_what_may_be_missing() -> None:
     assert "runbook_url: https://wiki/rb/AcceptanceRateLow.md" in out.stdout
 
 
+def test_own_rules_take_the_place_of_the_defaults() -> None:
+    """What `specserve alerts rules CONFIG` wrote is installed as it is, templates of its descriptions included."""
+    own = {"groups": [{"name": "g", "rules": [{"alert": "A", "expr": "up", "annotations": {"d": "{{ $value }}"}}]}]}
+    rule = template({"metrics": {"prometheusRule": {"enabled": True, "rules": yaml.safe_dump(own)}}}).of(
+        "PrometheusRule"
+    )
+    assert rule["spec"] == own
+
+
 def test_any_user_id_works() -> None:
     """Without runAsUser, as OpenShift wants it, no id is asked for; the user's name does not come from /etc/passwd."""
     pod = template({"podSecurityContext": {"runAsUser": None, "fsGroup": None}}).pod()
