@@ -370,6 +370,8 @@ def drawn(panel: Panel, number: int, x: int, y: int) -> dict[str, Any]:
         defaults |= {"thresholds": {"mode": "absolute", "steps": steps}}
     if panel.kind == "timeseries":
         defaults["custom"] = {"fillOpacity": 8, "showPoints": "never", "spanNulls": False}
+        if steps:  # a line at each threshold; without it Grafana shows none
+            defaults["custom"]["thresholdsStyle"] = {"mode": "dashed"}
         options: dict[str, Any] = {
             "legend": {"displayMode": "list", "placement": "bottom"},
             "tooltip": {"mode": "multi", "sort": "desc"},
@@ -404,7 +406,8 @@ def laid_out(rows: Sequence[Row]) -> list[dict[str, Any]]:
     y = 0
     for row in rows:
         grid = {"x": 0, "y": y, "w": COLUMNS, "h": 1}
-        out.append({"id": len(out) + 1, "type": "row", "title": row.title, "collapsed": False, "gridPos": grid})
+        head = {"id": len(out) + 1, "type": "row", "title": row.title, "collapsed": False, "panels": []}
+        out.append(head | {"gridPos": grid})
         x, y, tallest = 0, y + 1, 0
         for panel in row.panels:
             if x + panel.width > COLUMNS:
@@ -423,6 +426,7 @@ def variable(name: str, label: str, query: str) -> dict[str, Any]:
         "type": "query",
         "datasource": SOURCE,
         "query": {"query": query, "refId": name},
+        "definition": query,
         "refresh": 2,
         "includeAll": True,
         "allValue": ".*",
@@ -444,6 +448,7 @@ def dashboard(name: str) -> dict[str, Any]:
         "tags": ["specserve", "vllm"],
         "schemaVersion": 39,
         "editable": True,
+        "graphTooltip": 1,
         "refresh": "30s",
         "time": {"from": "now-1h", "to": "now"},
         "links": [{"type": "dashboards", "tags": ["specserve"], "title": "specserve", "keepTime": True,
