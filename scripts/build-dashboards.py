@@ -18,8 +18,8 @@ from typing import Any
 FOLDER = Path(__file__).parent.parent / "helm" / "specserve" / "dashboards"
 COLUMNS = 24
 RATE = "[$__rate_interval]"
-RATIO, SECONDS, TOKENS, SPEED, COUNT = "percentunit", "s", "suffix: tokens", "suffix:x", "short"
-TOKENS_PER_SECOND, REQUESTS_PER_SECOND = "suffix: tokens/s", "reqps"
+RATIO, SECONDS, TOKENS, SPEED, COUNT = "percentunit", "s", "suffix:tokens", "suffix:x", "short"
+TOKENS_PER_SECOND, REQUESTS_PER_SECOND = "suffix:tokens/s", "reqps"
 
 
 @dataclass(frozen=True)
@@ -349,7 +349,7 @@ CAPACITY = (
               "watt", [(f"sum({m('gpu_power_watts')})", "power")]),
         Panel("Output tokens per joule",
               "Output tokens per second / power: what the energy buys.",
-              "suffix: tokens/J", [(f"{total('generation_tokens')} / sum({m('gpu_power_watts')})", "tokens/J")]),
+              "suffix:tokens/J", [(f"{total('generation_tokens')} / sum({m('gpu_power_watts')})", "tokens/J")]),
     )),
 )
 # fmt: on
