@@ -106,48 +106,38 @@ class Shape:
 
 
 def resolve(
-    settings: Settings,
-    target: ModelFacts,
-    *,
-    backend: Backend,
-    engine_version: str | None,
-    gpu_bytes: int | None,
+    settings: Settings, target: ModelFacts, *, backend: Backend, engine_version: str | None, gpu_bytes: int | None,
     gpu_name: str = "",
-) -> Shape:
+) -> Shape:  # fmt: skip
     """The shape that vLLM would make of these settings on a GPU of this size."""
     engine, model, extra = settings.engine, settings.models.target_model, Extra(settings.engine.extra_args)
-    accounting, world = (
-        Accounting.of(engine_version, gpu_name=gpu_name, method=settings.method),
-        model.tensor_parallel_size * model.pipeline_parallel_size,
-    )
+    spec, draft, tp, pp = (settings.speculative_decoding, settings.models.draft_model, model.tensor_parallel_size,
+                           model.pipeline_parallel_size)  # fmt: skip
+    accounting = Accounting.of(engine_version, gpu_name=gpu_name, method=settings.method)
     length = engine.max_model_len or extra.number("max_model_len") or default_length(target, accounting)
-    seqs, tokens = _batch_defaults(
-        backend=backend, gpu_bytes=gpu_bytes, gpu_name=gpu_name, world=world, accounting=accounting, length=length
-    )
+    big = gpu_bytes if gpu_bytes is not None and "a100" not in gpu_name.lower() else 0
+    seqs, tokens = _batch_defaults(backend, big, tp * pp, accounting, length)
     max_tokens = engine.max_num_batched_tokens or min(tokens, (engine.max_num_seqs or seqs) * length)
-    prefix_caching = extra.switch("enable_prefix_caching", default=accounting.caches_states)
-    draft = settings.models.draft_model
+    max_seqs = engine.max_num_seqs or min(seqs, max_tokens)
     kv_dtype = effective_kv_dtype(engine.kv_cache_dtype, target.config)
+    asynchronous = backend == "gpu" and extra.switch("async_scheduling", default=accounting.async_scheduling)
     return Shape(
-        backend=backend, accounting=accounting, tp=model.tensor_parallel_size, pp=model.pipeline_parallel_size,
-        ep=model.tensor_parallel_size * (extra.number("data_parallel_size") or 1)
-        if extra.flag("enable_expert_parallel") else 1,
-        dcp=extra.number("decode_context_parallel_size") or 1, max_model_len=length,
-        max_num_seqs=engine.max_num_seqs or min(seqs, max_tokens), max_num_batched_tokens=max_tokens,
-        utilization=engine.gpu_memory_utilization, eager=engine.enforce_eager or extra.flag("enforce_eager"),
-        dtype_bytes=dtype_bytes(model.dtype, target.config), kv_dtype=kv_dtype,
-        draft_kv_dtype=draft.kv_cache_dtype if draft and draft.kv_cache_dtype else kv_dtype,
-        block_tokens=extra.number("block_size"), state_checkpoints=prefix_caching,
+        backend=backend, accounting=accounting, tp=tp, pp=pp,
+        ep=tp * (extra.number("data_parallel_size") or 1) if extra.flag("enable_expert_parallel") else 1,
+        dcp=extra.number("decode_context_parallel_size") or 1, max_model_len=length, max_num_seqs=max_seqs,
+        max_num_batched_tokens=max_tokens, utilization=engine.gpu_memory_utilization,
+        eager=engine.enforce_eager or extra.flag("enforce_eager"),
+        dtype_bytes=4 if model.dtype in {"float", "float32"} else 2,  # float32 checkpoints are served in 16 bits
+        kv_dtype=kv_dtype, draft_kv_dtype=(draft.kv_cache_dtype if draft else None) or kv_dtype,
+        block_tokens=extra.number("block_size"),
+        state_checkpoints=extra.switch("enable_prefix_caching", default=accounting.caches_states),
         hybrid_manager=not extra.flag("disable_hybrid_kv_cache_manager"),
-        async_scheduling=backend == "gpu" and extra.switch("async_scheduling", default=accounting.async_scheduling)
-        and settings.method not in _WITHOUT_ASYNC,
-        method=settings.method,
-        num_speculative_tokens=settings.speculative_decoding.num_speculative_tokens if settings.method else 0,
-        speculating_seqs=_speculating(settings, engine.max_num_seqs or min(seqs, max_tokens)),
-        draft_tp=_draft_tp(settings, accounting),
-        keeps_draft_probabilities=settings.speculative_decoding.draft_sample_method == "probabilistic",
-        quantization=model.quantization, weight_format=weight_format(target.config),
-        layer_split=_partition(settings.engine.env.get("VLLM_PP_LAYER_PARTITION")),
+        async_scheduling=asynchronous and settings.method not in _WITHOUT_ASYNC, method=settings.method,
+        num_speculative_tokens=spec.num_speculative_tokens if settings.method else 0,
+        speculating_seqs=_speculating(settings, max_seqs), draft_tp=_draft_tp(settings, accounting),
+        keeps_draft_probabilities=spec.draft_sample_method == "probabilistic", quantization=model.quantization,
+        weight_format=weight_format(target.config),
+        layer_split=_partition(engine.env.get("VLLM_PP_LAYER_PARTITION")),
         kv_cache_bytes=_given_cache(settings, extra, backend),
         cpu_offload_bytes=int(float(extra.get("cpu_offload_gb") or 0) * GIB),
         language_model_only=extra.flag("language_model_only"),
@@ -211,13 +201,6 @@ def default_length(model: ModelFacts, accounting: Accounting) -> int:
     return int(length * rope["factor"])
 
 
-def dtype_bytes(setting: str, config: Mapping[str, Any]) -> int:
-    """Bytes of one activation: the setting, else the checkpoint's dtype, where float32 means half precision."""
-    if setting in {"float", "float32"}:
-        return 4
-    return 2
-
-
 def effective_kv_dtype(setting: str, config: Mapping[str, Any]) -> str:
     """``auto`` is the model's dtype unless the checkpoint brings calibrated scales for an fp8 cache."""
     quantization = config.get("quantization_config")
@@ -251,23 +234,24 @@ def weight_format(config: Mapping[str, Any]) -> str | None:
     return str(quantization.get("quant_method")) if isinstance(quantization, Mapping) else None
 
 
+def storage(config: Mapping[str, Any], shape: Shape) -> str:
+    """How weights are stored, in words."""
+    return weight_format(config) or ("float32" if shape.dtype_bytes == 4 else "16 bits")
+
+
 def _partition(text: str | None) -> tuple[int, ...] | None:
     return tuple(int(n) for n in text.split(",")) if text and re.fullmatch(r"\d+(,\d+)*", text) else None
 
 
-def _batch_defaults(
-    *, backend: Backend, gpu_bytes: int | None, gpu_name: str, world: int, accounting: Accounting, length: int
-) -> tuple[int, int]:
-    """max_num_seqs and max_num_batched_tokens of `vllm serve` when nobody sets them."""
+def _batch_defaults(backend: Backend, big: int, world: int, accounting: Accounting, length: int) -> tuple[int, int]:
+    """max_num_seqs and max_num_batched_tokens of `vllm serve` when nobody sets them; ``big``: bytes of no A100."""
     if backend == "cpu":
         return 128 * world, 2048 * world
     if accounting.v0:
         return 256, length if length <= 32768 else 512
-    if gpu_bytes is not None and gpu_bytes >= 160 * GIB and accounting.version >= (0, 18):
+    if big >= 160 * GIB and accounting.version >= (0, 18):
         return 1024, 16384
-    if gpu_bytes is not None and gpu_bytes >= 70 * GIB and "a100" not in gpu_name.lower():
-        return 1024, 8192
-    return 256, 2048
+    return (1024, 8192) if big >= 70 * GIB else (256, 2048)
 
 
 def _given_cache(settings: Settings, extra: Extra, backend: Backend) -> int | None:
