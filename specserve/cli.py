@@ -106,6 +106,9 @@ def _told(error: Exception) -> int:
         click.echo(f"Error: {error.filename or 'output'}: {error.strerror or error}", err=True)
         click.echo("Fix: name another file or folder, or make room and give access there", err=True)
         return ExitCode.CONFIG
+    if "KeyboardInterrupt" in str(error):  # a Ctrl-C while pydantic built a schema comes as its own error
+        click.echo("Interrupted.", err=True)
+        return ExitCode.INTERRUPTED
     # The last resort: what arrives here is a bug of ours.
     click.echo(f"Error: a bug in specserve: {type(error).__name__}: {error}", err=True)
     click.echo("Fix: run again as 'specserve --debug COMMAND ...' and report the traceback", err=True)

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from pydantic_core import SchemaError
 
 from specserve import __version__, cli
 from specserve.commands.options import http_url
@@ -133,6 +134,16 @@ def test_debug_adds_the_traceback_and_keeps_the_exit_code(line, here, capsys):
     assert code == 2
     assert err.startswith("Error: missing.yaml: no such file")
     assert "Traceback" in err
+
+
+def test_ctrl_c_inside_a_library_is_an_interruption(monkeypatch, here, capsys):
+    """pydantic wraps a Ctrl-C that comes while it builds a schema; that is no bug."""
+
+    def interrupted(*_: object) -> None:
+        raise SchemaError("Error building `literal` serializer:\n  KeyboardInterrupt: ")
+
+    monkeypatch.setattr("specserve.config.load.load", interrupted)
+    assert typed("config show ok.yaml", capsys) == (130, "", "Interrupted.\n")
 
 
 @pytest.mark.parametrize("url", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/", "http://h:1/metrics"])
