@@ -139,7 +139,7 @@ def test_debug_adds_the_traceback_and_keeps_the_exit_code(line, here, capsys):
 def test_ctrl_c_inside_a_library_is_an_interruption(monkeypatch, here, capsys):
     """pydantic wraps a Ctrl-C that comes while it builds a schema; that is no bug."""
 
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise SchemaError("Error building `literal` serializer:\n  KeyboardInterrupt: ")
 
     monkeypatch.setattr("specserve.config.load.load", interrupted)
