@@ -75,12 +75,8 @@ class GpuPlan:
         return self.target_weights_bytes + self.draft_weights_bytes
 
     def as_dict(self) -> dict[str, int | None]:
-        """The JSON contract."""
-        keys = (
-            "index", "total_bytes", "budget_bytes", "target_weights_bytes", "draft_weights_bytes", "activation_bytes",
-            "cuda_graph_bytes", "non_torch_bytes", "kv_cache_bytes", "kv_cache_tokens", "other_bytes",
-        )  # fmt: skip
-        return {key: getattr(self, key) for key in keys}
+        """The JSON contract: the first fields, to ``other_bytes``."""
+        return dict(list(vars(self).items())[:11])
 
 
 @dataclass(frozen=True)
@@ -115,6 +111,8 @@ class Plan:
     terms: tuple[Term, ...]
     confidence: Confidence
     assumed: tuple[str, ...]
+    target_format: str
+    """How the target's weights lie in memory."""
     draft_format: str | None
     """How the draft's weights are stored; None without a draft of its own."""
     gpu_name: str | None
@@ -144,22 +142,15 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON contract: bytes as integers."""
+        alone = self.without_draft
         return {
-            "fits": self.fits,
-            "backend": self.backend,
-            "gpu_name": self.gpu_name,
-            "gpus": [g.as_dict() for g in self.gpus],
-            "kv_bytes_per_token": self.kv_bytes_per_token,
+            "fits": self.fits, "backend": self.backend, "gpu_name": self.gpu_name,
+            "gpus": [g.as_dict() for g in self.gpus], "kv_bytes_per_token": self.kv_bytes_per_token,
             "max_concurrency": {"tokens": self.max_model_len, "requests": round(self.capacity.requests, 2)},
-            "without_draft": {
-                "kv_cache_tokens": self.without_draft.kv_cache_tokens,
-                "requests": round(self.without_draft.requests, 2),
-            },
-            "largest_max_model_len": self.largest_max_model_len,
-            "terms": [vars(t) for t in self.terms],
-            "confidence": self.confidence,
-            "assumed": list(self.assumed),
-        }
+            "without_draft": {"kv_cache_tokens": alone.kv_cache_tokens, "requests": round(alone.requests, 2)},
+            "largest_max_model_len": self.largest_max_model_len, "terms": [vars(t) for t in self.terms],
+            "confidence": self.confidence, "assumed": list(self.assumed),
+        }  # fmt: skip
 
     def findings(self) -> list[Finding]:
         """The verdict in the shape of every other check."""

@@ -106,6 +106,7 @@ def plan(
         terms=terms.of_stage(fullest, shape, parts.sources, max(g.used for g in gpus), calibration),
         confidence="measured" if calibration else "assumed" if parts.assumed else "modelled",
         assumed=parts.assumed, gpu_name=gpus[0].name, gpus_found=found,
+        target_format=shape.quantization or shapes.storage(target.config, shape),
         draft_format=shapes.storage(draft.config, shape) if draft and shape.drafts_with_a_model else None,
         refusal=_refusal(parts, planned, built, shape, found),
     )  # fmt: skip

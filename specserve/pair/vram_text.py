@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from specserve.errors import Problem
 from specserve.pair.memory import Plan
-from specserve.pair.memory_findings import rows
+from specserve.pair.memory_findings import rows, share
 from specserve.units import gib
 
 
@@ -38,9 +39,7 @@ def _title(plan: Plan) -> str:
         return "Memory" + ("" if gpu.total_bytes is None else f", {gib(gpu.total_bytes)} free")
     title = f"GPU {gpu.index}" + (f", the tightest of {len(plan.gpus)}" if len(plan.gpus) > 1 else "")
     title += f": {plan.gpu_name}" if plan.gpu_name else ""
-    if gpu.budget_bytes is None or gpu.total_bytes is None:
-        return title
-    return f"{title}, budget {gib(gpu.budget_bytes)} ({plan.shape.utilization:.2f} of {gib(gpu.total_bytes)})"
+    return title if gpu.budget_bytes is None else f"{title}, {share(plan, gpu)}"
 
 
 def _aligned(table: Sequence[tuple[str, ...]]) -> list[str]:
@@ -68,11 +67,9 @@ def grid(
     lengths = sorted({max(1, length // 4), max(1, length // 2), length, max(length, min(length * 2, limit))})
     shares = sorted({round(min(0.95, max(0.1, utilization + d)), 2) for d in (-0.1, -0.05, 0.05)} | {utilization})
     cells = []
-    for n in lengths:
-        for on in (True, False) if draft else (False,):
-            for share in shares:
-                made = replan(n, on, share)
-                cells.append(Cell(n, on, share, bool(made.fits), made.capacity.requests))
+    for n, on, part in product(lengths, (True, False) if draft else (False,), shares):
+        made = replan(n, on, part)
+        cells.append(Cell(n, on, part, bool(made.fits), made.capacity.requests))
     return cells
 
 
