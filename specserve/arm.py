@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 import tempfile
 import time
@@ -11,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from specserve.bench.result import Speculation
-from specserve.bench.workload import Request
+from specserve.bench import slo
+from specserve.bench.result import Search, Speculation
+from specserve.bench.workload import Request, Workload
 from specserve.config.load import Loaded
 from specserve.engine import corruption, metrics
-from specserve.engine.client import EngineClient, EngineError
-from specserve.errors import ConfigError, EngineStartError, ExitCode, PreflightRefused, Problem, SpecserveError
+from specserve.engine.client import Completion, EngineClient, EngineError
+from specserve.errors import ConfigError, EngineStartError, ExitCode, PreflightRefused, Problem, SpecserveError, Unsound
 from specserve.supervise.child import Child, exit_cause
 
 POLL_SECONDS = 0.2
@@ -72,11 +75,8 @@ class Server:
             self.child = Child(self._command(told), self._environ, lambda line: _append(log, line))
             while not told.exists():
                 if (status := self.child.poll()) is not None:
-                    tail = tuple(("log", line) for line in self.child.lines()[-20:])
-                    refused = _REFUSALS.get(status, EngineStartError)
-                    raise refused(
-                        [Problem(f"{exit_cause(status)} before it was ready", f"arm '{self.spec.name}'", tail)]
-                    )
+                    message, where = f"{exit_cause(status)} before it was ready", f"arm '{self.spec.name}'"
+                    raise _REFUSALS.get(status, EngineStartError)([Problem(message, where, _tail(self.child))])
                 time.sleep(POLL_SECONDS)
             facts = json.loads(told.read_text(encoding="utf-8"))
         self.ready_seconds, self.kv_cache_tokens = facts["ready_seconds"], facts["kv_cache_tokens"]
@@ -150,14 +150,18 @@ def prefix_hits(before: metrics.EngineSnapshot | None, after: metrics.EngineSnap
     return hits / queries if hits is not None and queries else None
 
 
+def ask(client: EngineClient, request: Request, **sampling: Any) -> Completion:
+    """The answer in one piece. Raises EngineError."""
+    if request.messages is None:
+        return client.complete(request.prompt or "", **sampling)
+    return client.chat(list(request.messages), **sampling)
+
+
 def score(client: EngineClient, request: Request, text: str) -> list[float] | None:
     """Distance of each token of ``text`` to the target's best after this request, in nats; None when unknown."""
     try:
         shared: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 1, "return_token_ids": True}
-        if request.messages is None:
-            prompt = client.complete(request.prompt or "", **shared)
-        else:
-            prompt = client.chat(list(request.messages), **shared)
+        prompt = ask(client, request, **shared)
         tokens = client.complete(text, add_special_tokens=False, **shared)
         if prompt.prompt_token_ids is None or tokens.prompt_token_ids is None:
             return None
@@ -169,3 +173,44 @@ def score(client: EngineClient, request: Request, text: str) -> list[float] | No
         return None
     start = len(prompt.prompt_token_ids)
     return corruption.gaps(answer, whole.prompt_logprobs[start:])
+
+
+def guidellm(environ: Mapping[str, str]) -> str:
+    """The command that searches: on the PATH (it may have an environment of its own), or beside this interpreter."""
+    found = shutil.which("guidellm", path=f"{environ.get('PATH', '')}{os.pathsep}{Path(sys.executable).parent}")
+    if found is None:
+        raise ConfigError(
+            "guidellm is not installed; it searches for the highest load",
+            where="--slo",
+            fix="pip install 'specserve[slo]', or pipx install 'guidellm~=0.8.1'",
+        )
+    return found
+
+
+def search(
+    server: Server,
+    workload: Workload,
+    objectives: Mapping[str, float],
+    probe_seconds: float,
+    environ: Mapping[str, str],
+) -> Search:
+    """The highest load at which this arm meets the objectives. Raises Unsound when guidellm fails."""
+    key = server.spec.loaded.settings.server.api_key
+    told = {"model": server.model, "api_key": key.get_secret_value() if key else None}
+    with tempfile.TemporaryDirectory() as name:  # for us alone: the scenario holds the key
+        folder = Path(name)
+        scenario = slo.prepare(folder, workload, objectives, probe_seconds, target=server.client.base_url, **told)
+        argv = [guidellm(environ), "run", "--config", str(scenario), "--disable-console"]
+        child = Child(argv, environ, lambda _: None)
+        try:
+            while (status := child.poll()) is None:
+                time.sleep(POLL_SECONDS)
+        finally:
+            child.kill()
+        if status != 0:
+            raise Unsound([Problem(f"guidellm {exit_cause(status)}", "--slo", _tail(child))])
+        return slo.read(folder, server.spec.name, workload.name, objectives)
+
+
+def _tail(child: Child) -> tuple[tuple[str, str], ...]:
+    return tuple(("log", line) for line in child.lines()[-20:])

@@ -12,17 +12,23 @@ from typing import Any
 
 import psutil
 
-from specserve import __version__, gpu
-from specserve.arm import ArmSpec, Server, prefix_hits, score, speculation
+from specserve import __version__, gpu, verify
+from specserve.arm import ArmSpec, Server, ask, prefix_hits, score, search, speculation
 from specserve.bench import answers, result
 from specserve.bench.load import LoadClient
 from specserve.bench.plan import Plan, Step
-from specserve.bench.result import Arm, Block, Result
+from specserve.bench.result import Arm, Block, Check, Result
 from specserve.bench.workload import Workload
 from specserve.config.show import rows
 from specserve.engine import introspect
+from specserve.engine.client import EngineError, collect
 from specserve.errors import Interrupted
 from specserve.sidecar.gpu import Means, open_telemetry
+
+WHOLE_PROMPTS = 4
+"""Prompts per arm and workload that are asked again without streaming."""
+ANSWER_SECONDS = 300.0
+"""Longest time for one of their answers."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,9 @@ class Bench:
     out: Path
     environ: Mapping[str, str]
     progress: Progress = field(default_factory=Progress)
+    objectives: Mapping[str, float] = field(default_factory=dict)
+    """Within which the highest load of each arm is searched, as :func:`specserve.bench.slo.parse` gives them."""
+    probe_seconds: float = 30.0
     together: bool = False
     """Keep every arm running, where they fit side by side: no restart between legs."""
     clock: Callable[[], float] = time.monotonic
@@ -58,11 +67,16 @@ class Bench:
             with LoadClient(
                 self.environ, api_key=key.get_secret_value() if key else None, log=self.out / "client.log"
             ) as load:
+                last = {step.arm: step.index for step in steps}
                 for step in steps[len(self._result.blocks) :]:
                     self.progress.step(step.index, len(steps), f"{step.arm}: {step.workload} x{step.concurrency}")
                     self._block(load, step)
+                    if step.index == last[step.arm]:  # before the other arm takes its place
+                        self._after(self._spec(step.arm), load)
+                for spec in reversed(self.specs):  # what an interruption left out; the baseline scores, so it is last
+                    self._after(spec, load)
                 self.progress.step(len(steps), len(steps), "comparing answers")
-                self._keep(answers=self._answers(), complete=True)
+                self._keep(answers=[*self._result.answers, *self._answers(load)], complete=True)
         except KeyboardInterrupt:
             raise Interrupted(
                 f"{len(self._result.blocks)} of {len(steps)} blocks were measured and kept",
@@ -157,28 +171,58 @@ class Bench:
                 self._keep(order=[*self._result.order, f"stop {name}"])
             server.stop()
 
-    def _answers(self) -> list[result.Answers]:
-        """Greedy answers compared. A B B A ends with the baseline, which is there to score what differs."""
-        base, other = self.specs[0].name, self.specs[-1].name
-        if base not in self._running:
-            return []
+    def _after(self, spec: ArmSpec, load: LoadClient) -> None:
+        """What is asked of an arm once it was measured, unless the result has it: answers, then the load it bears."""
+        settings = spec.loaded.settings
+        if spec.name not in {c.arm for c in self._result.checks}:
+            server = self._server(load, spec)
+            found = verify.structured(verify.Subject(server.client, settings))
+            check = Check(arm=spec.name, name=found.name, status=found.status, message=found.message)
+            streaming = [self._streaming(w, server) for w in self.plan.workloads if w.is_greedy]
+            known = [a for a in streaming if a is not None]
+            self._keep(checks=[*self._result.checks, check], answers=[*self._result.answers, *known])
+        done = {(s.arm, s.workload) for s in self._result.searches}
+        for workload in self.plan.workloads if self.objectives else ():
+            if (spec.name, workload.name) not in done:
+                self.progress.note(f"searching the highest load of {spec.name} for {workload.name}: some minutes")
+                server = self._server(load, spec)
+                highest = search(server, workload, self.objectives, self.probe_seconds, self.environ)
+                self._keep(searches=[*self._result.searches, highest])
+
+    def _streaming(self, workload: Workload, server: Server) -> result.Answers | None:
+        """The first prompts once more, one by one, in one piece and streamed."""
+        whole, streamed = {}, {}
+        for request in workload.requests[:WHOLE_PROMPTS]:
+            sampling: dict[str, Any] = {"max_tokens": request.max_tokens, "temperature": 0.0, "timeout": ANSWER_SECONDS}
+            try:
+                whole[request.id] = ask(server.client, request, **sampling).text
+                chunks = server.client.stream(request.prompt, messages=request.messages, **sampling)
+                streamed[request.id] = collect(chunks).text
+            except EngineError:  # the blocks show that requests fail; here only texts are compared
+                continue
+        scorer = _scorer(workload, server)
+        return answers.compare_streaming(workload.name, server.spec.name, whole, streamed, scorer)
+
+    def _answers(self, load: LoadClient) -> list[result.Answers]:
+        """Greedy answers of both arms compared; the baseline scores what differs."""
+        base, other = self.specs[0], self.specs[-1]
         out = []
-        for workload in self.plan.workloads:
+        for workload in (w for w in self.plan.workloads if w.is_greedy):
             blocks = [b for b in self._result.blocks if b.workload == workload.name]
             found = answers.compare(
                 workload.name,
-                [b for b in blocks if b.arm == base],
-                [b for b in blocks if b.arm == other],
-                self._scorer(workload, self._running[base]),
+                [b for b in blocks if b.arm == base.name],
+                [b for b in blocks if b.arm == other.name],
+                _scorer(workload, self._server(load, base)),
             )
-            if found is not None and workload.is_greedy:
+            if found is not None:
                 out.append(found)
         return out
 
-    @staticmethod
-    def _scorer(workload: Workload, server: Server) -> answers.Scorer:
-        requests = {r.id: r for r in workload.requests}
-        return lambda prompt, text: score(server.client, requests[prompt], text)
+
+def _scorer(workload: Workload, server: Server) -> answers.Scorer:
+    requests = {r.id: r for r in workload.requests}
+    return lambda prompt, text: score(server.client, requests[prompt], text)
 
 
 def _config(spec: ArmSpec) -> dict[str, Any]:

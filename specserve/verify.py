@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal
@@ -15,7 +15,7 @@ import requests
 from specserve.config.schema import Settings
 from specserve.engine import metrics
 from specserve.engine.client import EngineClient, EngineError, EngineRefused, EngineUnreachable, collect
-from specserve.engine.corruption import unprintable_reason
+from specserve.engine.corruption import looping, unprintable_reason
 from specserve.units import percent
 
 Status = Literal["PASS", "FAIL", "SKIP"]
@@ -116,19 +116,6 @@ def _coherent(text: str, tokens: int | None) -> str:
     return f"{tokens} tokens: {text.strip()[:60]!r}"
 
 
-def looping(text: str) -> str | None:
-    """The character or short piece that a whole text repeats, six times at least; None for a text that goes on.
-
-    >>> looping("!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!"), looping("one, two, three, four, five, six, seven")
-    ('!', None)
-    >>> looping("the the the the the the the")
-    'the '
-    """
-    body = text.strip() + " "
-    pieces = (body[:n] for n in range(1, 9) if len(body) >= max(24, 6 * n))
-    return next((p for p in pieces if (p * len(body)).startswith(body.rstrip())), None)
-
-
 def _completion(subject: Subject) -> str:
     answer = subject.client.complete(PROMPT, max_tokens=32, temperature=0.0, timeout=subject.timeout_seconds)
     return _coherent(answer.text, answer.completion_tokens)
@@ -153,6 +140,11 @@ SCHEMA = {
     "additionalProperties": False,
 }
 """So small that any model ends it in time."""
+
+
+def structured(subject: Subject) -> Outcome:
+    """The check of an answer under a JSON Schema, for the benchmark."""
+    return _one("structured", _structured, subject)
 
 
 def _structured(subject: Subject) -> str:
@@ -350,11 +342,7 @@ def junit(outcomes: Sequence[Outcome]) -> str:
         case = ElementTree.SubElement(
             suite, "testcase", classname="verify", name=outcome.name, time=f"{outcome.seconds:.3f}"
         )
-        for tag in _tags(outcome):
+        if outcome.status != "PASS":
+            tag = "failure" if outcome.status == "FAIL" else "skipped"
             ElementTree.SubElement(case, tag, message=outcome.message)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
-
-
-def _tags(outcome: Outcome) -> Iterator[str]:
-    if outcome.status != "PASS":
-        yield "failure" if outcome.status == "FAIL" else "skipped"

@@ -4,7 +4,8 @@ It takes the place of the command that ``engine.args`` builds: vLLM's flags are 
 are obeyed, the rest are ignored. Its own switches start with ``--stub-``; every switch can also be set while it
 runs: ``POST /__control {"freeze": true}``. Further verbs of ``/__control``: ``{"crash": 1}`` (exit status),
 ``{"drafts": 500}`` (count that many drafts as if traffic had made them), ``{"count": {"num_preemptions": 3}}``,
-``{"reset_counters": true}``. It answers with the switches in force, pid and grandchild pid.
+``{"reset_counters": true}``. It answers with the switches in force, pid and grandchild pid. ``GET /__seen``: the last
+completions that were asked for, with the time of each.
 
 Nothing of specserve is imported: a fake that shares code with what it tests would share its mistakes.
 """
@@ -12,6 +13,7 @@ Nothing of specserve is imported: a fake that shares code with what it tests wou
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import dataclasses
 import hashlib
@@ -68,7 +70,7 @@ class Switches:
     stderr_flood: int = 0  # bytes written to stderr while loading
     long_line: int = 0  # length of one line written while loading
     acceptance: str = "0.9,0.7,0.5,0.3,0.2"  # acceptance rate at each position
-    corrupt: str = "off"  # off | sampled | always | loop
+    corrupt: str = "off"  # off | sampled | streamed | always | loop
     ttft: float = 0.0  # time of a prefill
     step: float = 0.0  # time of one decode step
     per_sequence: float = 0.0  # further time of a step for each running sequence beyond the first
@@ -193,6 +195,7 @@ class Engine:
         self.running = self.waiting = 0
         self.draining = False
         self.serial = itertools.count()
+        self.seen: collections.deque[dict[str, Any]] = collections.deque(maxlen=10_000)
 
     def speculative_tokens(self) -> int:
         """Draft length at the present batch size."""
@@ -234,13 +237,21 @@ class Engine:
             with self.lock:
                 self.lock.wait_for(lambda: not self.switches.freeze)
 
-    def words(self, prompt: str, seed: str, temperature: float) -> Iterator[str]:
+    def is_corrupt(self, temperature: float, streamed: bool) -> bool:
+        """Whether this request is answered with garbage."""
+        match self.switches.corrupt:
+            case "sampled":
+                return temperature > 0
+            case "streamed":
+                return streamed
+            case other:
+                return other == "always"
+
+    def words(self, prompt: str, seed: str, temperature: float, bad: bool) -> Iterator[str]:
         """The text, one token at a time; the same prompt, seed and temperature give the same text."""
-        corrupt = self.switches.corrupt
-        if corrupt == "loop":
+        if self.switches.corrupt == "loop":
             yield from itertools.repeat(" the")
         source = random.Random(hashlib.sha256(f"{prompt}|{seed}|{temperature}".encode()).digest())
-        bad = corrupt == "always" or (corrupt == "sampled" and temperature > 0)
         while True:
             yield source.choice(GARBAGE) if bad else " " + source.choice(WORDS)
 
@@ -250,7 +261,8 @@ class Engine:
         temperature = body.get("temperature", 1.0)
         temperature = 1.0 if temperature is None else float(temperature)
         unseeded = next(self.serial) if temperature > 0 else 0
-        words = self.words(prompt, str(body.get("seed") or unseeded), temperature)
+        collapsed = self.is_corrupt(temperature, bool(body.get("stream")))
+        words = self.words(prompt, str(body.get("seed") or unseeded), temperature, collapsed)
         s, m = self.switches, self.metrics
         start = time.perf_counter()
         m.counter["prompt_tokens"].inc(n_prompt)
@@ -264,7 +276,6 @@ class Engine:
         m.counter["generation_tokens"].inc()
         yield [next(words)]
         done = 1
-        collapsed = s.corrupt == "always" or (s.corrupt == "sampled" and temperature > 0)
         while done < total:
             drafted = self.speculative_tokens()
             self.pause(s.step + s.per_sequence * max(0, self.running - 1) + s.per_draft_token * drafted)
@@ -384,6 +395,8 @@ class Handler(BaseHTTPRequestHandler):
                 self.send_json({"version": "0.32.0"})
             case "/__control":
                 self.send_json(self.process.describe())
+            case "/__seen":
+                self.send_json({"seen": list(self.engine.seen)})
             case _:
                 self.send_json({"detail": "Not Found"}, 404)
 
@@ -412,8 +425,12 @@ class Handler(BaseHTTPRequestHandler):
         """A completion, streamed or whole."""
         if body.get("model", self.engine.model) != self.engine.model:
             raise Refused(404, f"The model `{body['model']}` does not exist.")
+        asked = body.get("max_completion_tokens") or body.get("max_tokens") or 16
+        self.engine.seen.append({"at": time.monotonic(), "prompt": prompt, "max_tokens": asked})
         if self.engine.switches.completion_status != 200:
             raise Refused(self.engine.switches.completion_status, "programmed")
+        if n_prompt + asked > self.engine.max_model_len:
+            raise Refused(400, f"This model's maximum context length is {self.engine.max_model_len} tokens.")
         with self.engine.slot():
             steps = self.engine.steps(prompt, n_prompt, body)
             if body.get("stream"):
@@ -423,7 +440,7 @@ class Handler(BaseHTTPRequestHandler):
                 text, reason = stopped("".join(tokens), body.get("stop"))
                 if "response_format" in body and self.engine.switches.corrupt == "off":
                     text, reason = ' {"answer": "yes"}', "stop"  # what a grammar would have forced
-                content = {"message": {"role": "assistant", "content": text.lstrip()}} if chat else {"text": text}
+                content = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
                 choice = {"index": 0, "finish_reason": reason, "logprobs": None, **content}
                 self.send_json(
                     self.envelope(chat, choices=[choice], usage=usage(n_prompt, len(tokens)), streamed=False)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 
 from specserve.bench.result import Answers, Block
 from specserve.engine.corruption import CLEAR_GAP_NATS
@@ -56,12 +57,26 @@ def compare(workload: str, baseline: Sequence[Block], other: Sequence[Block], sc
     """
     lowest = min((b.concurrency for b in [*baseline, *other]), default=0)
     first = [b for b in baseline if b.concurrency == lowest]
-    ours, theirs = texts(first), texts([b for b in other if b.concurrency == lowest])
+    theirs = texts([b for b in other if b.concurrency == lowest])
+    return _compare(workload, texts(first), theirs, score, _repeat(first))
+
+
+def compare_streaming(
+    workload: str, arm: str, whole: Mapping[str, str], streamed: Mapping[str, str], score: Scorer
+) -> Answers | None:
+    """Compare an arm's streamed answers with its own in one piece; the arm itself scores what differs."""
+    found = _compare(workload, whole, streamed, score, repeated=0)
+    return None if found is None else found.model_copy(update={"streaming_of": arm})
+
+
+def _compare(
+    workload: str, ours: Mapping[str, str], theirs: Mapping[str, str], score: Scorer, repeated: int | None
+) -> Answers | None:
     prompts = sorted(ours.keys() & theirs.keys())
     if not prompts:
         return None
     different = [p for p in prompts if ours[p] != theirs[p]]
-    near = divergent = 0
+    near = divergent = unjudged = 0
     examples: list[dict[str, object]] = []
     unscored: list[str] = []
     for prompt in different:
@@ -70,10 +85,12 @@ def compare(workload: str, baseline: Sequence[Block], other: Sequence[Block], sc
             unscored.append(prompt)
             continue
         bad = is_divergent(gaps)
+        if bad and is_divergent(score(prompt, ours[prompt]) or ()):
+            unjudged += 1  # the trusted text fails as well: it is not all that was generated (thoughts were cut out)
+            continue
         divergent, near = divergent + bad, near + (not bad)
         if bad:
             examples.append(_example(prompt, ours[prompt], theirs[prompt], gaps))
-    repeated = _repeat(first)
     early = [p for p in unscored if common_prefix(ours[p], theirs[p]) <= EARLY * len(ours[p])]
     if not near + divergent and _is_widespread(len(early), len(prompts), repeated):
         divergent, unscored = len(early), [p for p in unscored if p not in early]
@@ -84,8 +101,11 @@ def compare(workload: str, baseline: Sequence[Block], other: Sequence[Block], sc
         identical=len(prompts) - len(different),
         near_ties=near,
         divergent=divergent,
-        unscored=len(unscored),
+        unscored=len(unscored) + unjudged,
         repeat_differs=repeated,
+        common_prefix_ratio=median(common_prefix(ours[p], theirs[p]) / max(len(ours[p]), 1) for p in different)
+        if different
+        else None,
         examples=examples[:5],
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import sys
@@ -70,6 +71,8 @@ def main() -> None:
     """Answer jobs until stdin ends."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    gc.collect()
+    gc.freeze()  # as `vllm bench serve` does: else collections walk all that the import made
     with contextlib.redirect_stdout(sys.stderr), answers:
         print(json.dumps({"ready": True, "vllm": vllm.__version__}), file=answers, flush=True)
         for line in sys.stdin:

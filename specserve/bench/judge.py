@@ -19,6 +19,8 @@ MIN_PROMPTS = 8
 MAX_ERROR_SHARE = 0.02
 MAX_DRIFT = 0.25
 """Two equal blocks further apart than this: the machine changed while it was measured."""
+MAX_LATE_SECONDS = 1.0
+"""A replayed request sent this much later than it was recorded met another load than the recorded one."""
 SAME_WITHIN = 0.05
 """A ratio whose whole interval lies this near to 1 is called no difference."""
 
@@ -79,6 +81,7 @@ def _cell(workload: str, concurrency: int, first: Sequence[Block], second: Seque
     medians = [_block_medians(first), _block_medians(second)]
     half = stats.block_half_width(medians) if all(medians) else None
     warnings = _soundness(baseline, speculative, _by_prompt(first).keys() & _by_prompt(second).keys(), medians)
+    warnings += [*_lateness(first), *_lateness(second)]
     if ratio is not None and half is not None:
         ratio = stats.widen(ratio, half)
     verdict = _verdict(ratio, half, unsound=bool(warnings))
@@ -136,6 +139,15 @@ def _soundness(
                 "quiet the machine or raise --repeat"
             )
     return out
+
+
+def _lateness(blocks: Sequence[Block]) -> list[str]:
+    late = [s.late_seconds for b in blocks for s in b.samples if s.late_seconds is not None]
+    over = [s for s in late if s > MAX_LATE_SECONDS]
+    if len(over) <= MAX_ERROR_SHARE * len(late):
+        return []
+    seen = f"{len(over)} of {len(late)} replayed requests to '{blocks[0].arm}' were sent up to {max(over):.1f} s late"
+    return [f"{seen}: raise --concurrency, which bounds what may be in flight"]
 
 
 def _by_prompt(blocks: Sequence[Block]) -> dict[str, float]:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from specserve.bench.result import Sample
-from specserve.bench.workload import Workload
+from specserve.bench.workload import Request, Workload
 from specserve.errors import Unsound
 
 IMPORT_SECONDS = 180.0
@@ -142,21 +142,25 @@ class LoadClient:
 
 
 def _samples(workload: Workload, answer: Mapping[str, Any]) -> tuple[Sample, ...]:
-    columns = ("ttfts", "latencies", "itls", "output_lens", "generated_texts", "errors")
+    columns = ("ttfts", "latencies", "itls", "output_lens", "generated_texts", "errors", "start_times")
     rows = zip(*(answer[c] for c in columns), strict=True)
-    return tuple(_sample(r.id, workload.is_greedy, row) for r, row in zip(workload.requests, rows, strict=True))
+    began = answer["start_times"][0]
+    return tuple(_sample(r, workload, row, began) for r, row in zip(workload.requests, rows, strict=True))
 
 
-def _sample(prompt_id: str, keep_text: bool, row: tuple[Any, ...]) -> Sample:
-    ttft, latency, itl, tokens, text, error = row
+def _sample(request: Request, workload: Workload, row: tuple[Any, ...], began: float) -> Sample:
+    ttft, latency, itl, tokens, text, error, start = row
+    late = start - began - (request.at_seconds or 0.0) if workload.is_timed else None
     if error or not tokens:
-        return Sample(prompt_id=prompt_id, ok=False, error=(error or "no tokens").strip().splitlines()[-1][:300])
+        reason = (error or "no tokens").strip().splitlines()[-1][:300]
+        return Sample(prompt_id=request.id, ok=False, error=reason, late_seconds=late)
     return Sample(
-        prompt_id=prompt_id,
+        prompt_id=request.id,
         ok=True,
         ttft_seconds=ttft,
         e2e_seconds=latency,
         output_tokens=tokens,
         itl_seconds=itl,
-        text=text if keep_text else None,
+        text=text if workload.is_greedy else None,
+        late_seconds=late,
     )

@@ -34,11 +34,11 @@ class Plan:
     """Requests sent before the first block of each start; their times are thrown away."""
 
     def steps(self) -> tuple[Step, ...]:
-        """Every block in order."""
+        """Every block in order. A replay brings its own load: the largest concurrency only bounds it."""
         out: list[Step] = []
         for leg, arm in enumerate(legs(self.arms, self.repeat)):
             for workload in self.workloads:
-                for concurrency in self.concurrency:
+                for concurrency in [max(self.concurrency)] if workload.is_timed else self.concurrency:
                     out.append(Step(len(out), leg, arm, workload.name, concurrency))
         return tuple(out)
 

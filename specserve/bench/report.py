@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from specserve.bench import breakeven, judge
+from specserve.bench.document import Part, Table
 from specserve.bench.judge import ArmCell, Cell
-from specserve.bench.result import Answers, Result
+from specserve.bench.result import Answers, Check, Result, Search
 from specserve.bench.stats import Spread
 from specserve.units import gib, percent
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows under a head; every cell is text."""
-
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True)
-class Part:
-    """One section: sentences, then a table, then pictures (name of a plot)."""
-
-    title: str
-    text: tuple[str, ...] = ()
-    table: Table | None = None
-    plots: tuple[str, ...] = field(default=())
 
 
 def document(results: Sequence[Result]) -> list[Part]:
@@ -48,10 +29,11 @@ def _parts(result: Result, prefix: str) -> list[Part]:
         Part(f"{prefix}In short", tuple(conclusion(result, cells))),
         Part(f"{prefix}Speedup", _speedup_text(), _speedups(cells), ("speedup", "tpot", "throughput")),
         Part(f"{prefix}Latency and load", (), _latencies(cells)),
+        Part(f"{prefix}Highest load within the objectives", tuple(_search_text(result.searches)), _searches(result)),
         Part(f"{prefix}Acceptance", _acceptance_text(), _acceptance(cells), ("positions",)),
         Part(f"{prefix}GPU", (), _gpu(result)),
         Part(f"{prefix}Break-even", _break_even_text(), _break_even(result, cells), ("breakeven",)),
-        Part(f"{prefix}Same answers", tuple(_answers_text(result.answers)), _answers(result.answers)),
+        Part(f"{prefix}Same answers", tuple(_answers_text(result)), _answers(result.answers)),
         Part(f"{prefix}How it was measured", tuple(_method(result)), _arms(result)),
     ]
     return [p for p in parts if p.text or (p.table and p.table.rows)]
@@ -65,10 +47,13 @@ def conclusion(result: Result, cells: Sequence[Cell]) -> list[str]:
         out.append(_advice(workload, here))
     divergent = [a for a in result.answers if a.divergent]
     for answer in divergent:
-        out.append(
-            f"Do not turn it on for {answer.workload}: {answer.divergent} of {answer.compared} answers "
-            "are not the target's."
-        )
+        wrong = "are not the target's"
+        if answer.streaming_of:
+            wrong = f"of '{answer.streaming_of}' are others when they are streamed"
+        counted = f"{answer.divergent} of {answer.compared} answers {wrong}"
+        out.append(f"Do not turn it on for {answer.workload}: {counted}.")
+    out += [f"Do not turn it on: '{c.arm}' fails {c.name}: {c.message}." for c in result.checks if c.status == "FAIL"]
+    out += _within(result)
     unsound = [f"{c.workload} at {c.concurrency}: {w}." for c in cells for w in c.warnings]
     if unsound:
         out += ["No verdict where the measurement is not sound:", *unsound]
@@ -222,23 +207,97 @@ def _break_even(result: Result, cells: Sequence[Cell]) -> Table:
     )
 
 
-def _answers_text(answers: Sequence[Answers]) -> list[str]:
-    if not answers:
+def _within(result: Result) -> list[str]:
+    """One sentence a workload: the highest load of each arm within the objectives."""
+    out = []
+    for workload in dict.fromkeys(s.workload for s in result.searches):
+        here = [s for s in result.searches if s.workload == workload]
+        loads = "; ".join(f"{s.arm} {_load(s)}" for s in sorted(here, key=lambda s: s.arm != result.arms[0].name))
+        out.append(f"Within {_objectives(here[0])}, {workload}: {loads}.")
+    return out
+
+
+def _load(search: Search) -> str:
+    if (best := search.best) is None:
+        return "not even one request at once"
+    least = "" if search.stop_reason == "converged" else "at least "
+    return f"{least}{best.concurrency} requests at once ({best.requests_per_second:.1f}/s)"
+
+
+def _objectives(search: Search) -> str:
+    names = (f"{n.replace('_', ' ').upper()} {1000 * s:g} ms" for n, s in search.objectives.items())
+    return " and ".join(names)
+
+
+def _search_text(searches: Sequence[Search]) -> list[str]:
+    if not searches:
         return []
-    return [
-        "Greedy answers of both arms. Where the target itself is undecided (near-tie), a difference is numeric.",
-        "Divergent answers are ones that the target would not have given.",
+    told = [
+        "Searched by guidellm: requests in flight are doubled until fewer than 99 % meet every objective, then cut."
     ]
+    if any(p.is_met and not p.is_certain for s in searches for p in s.probes if p.concurrency == s.concurrency):
+        told.append("The highest load had too few requests to be sure of a P99: raise --slo-seconds.")
+    return told
+
+
+def _searches(result: Result) -> Table:
+    """Every probe, by load."""
+    return Table(
+        ("workload", "arm", "concurrency", "requests/s", "TTFT P99 ms", "TPOT P99 ms", "requests", "meet them", ""),
+        tuple(
+            (
+                s.workload,
+                s.arm,
+                str(p.concurrency),
+                f"{p.requests_per_second:.2f}",
+                "-" if p.ttft_p99_seconds is None else f"{p.ttft_p99_seconds * 1000:.1f}",
+                "-" if p.tpot_p99_seconds is None else f"{p.tpot_p99_seconds * 1000:.1f}",
+                str(p.requests),
+                percent(p.met_ratio),
+                "highest" if p.concurrency == s.concurrency else "within" if p.is_met else "missed",
+            )
+            for s in result.searches
+            for p in sorted(s.probes, key=lambda p: p.concurrency)
+        ),
+    )
+
+
+def _answers_text(result: Result) -> list[str]:
+    told = [_check(c) for c in result.checks]
+    if not result.answers:
+        return told
+    return [
+        "Greedy answers of both arms, and of each arm streamed and in one piece.",
+        "Where the target itself is undecided (near-tie), a difference is numeric.",
+        "Divergent answers are ones that the target would not have given.",
+        *told,
+    ]
+
+
+def _check(check: Check) -> str:
+    return f"Under a JSON Schema, '{check.arm}': {check.status}, {check.message}."
 
 
 def _answers(answers: Sequence[Answers]) -> Table:
     return Table(
-        ("workload", "compared", "identical", "near-ties", "divergent", "not scored", "baseline differs from itself"),
+        (
+            "workload",
+            "what",
+            "compared",
+            "identical",
+            "near-ties",
+            "divergent",
+            "not scored",
+            "differs from itself",
+            "part after",
+        ),
         tuple(
             (
                 a.workload,
+                f"{a.streaming_of}: streamed, in one piece" if a.streaming_of else "both arms",
                 *(str(n) for n in (a.compared, a.identical, a.near_ties, a.divergent, a.unscored)),
                 "-" if a.repeat_differs is None else str(a.repeat_differs),
+                percent(a.common_prefix_ratio),
             )
             for a in answers
         ),
@@ -286,52 +345,3 @@ def _comparison(results: Sequence[Result]) -> Part:
         )
     head = ("workload", "concurrency", *(_name(r) for r in results))
     return Part("Side by side", ("Speedup of each result in the cells that they share.",), Table(head, tuple(rows)))
-
-
-def markdown(parts: Sequence[Part], title: str) -> str:
-    """The document as Markdown, without pictures."""
-    out = [f"# {title}", ""]
-    for part in parts:
-        out += [f"## {part.title}", "", *(line for text in part.text for line in (text, ""))]
-        if part.table and part.table.rows:
-            out += [_row(part.table.head), _row(tuple("---" for _ in part.table.head)), *map(_row, part.table.rows), ""]
-    return "\n".join(out)
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(c.replace("|", "\\|").replace("\n", " ") for c in cells) + " |"
-
-
-_STYLE = (
-    ":root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;max-width:80rem;margin:2rem auto;"
-    "padding:0 1rem}"
-    "table{border-collapse:collapse;display:block;overflow-x:auto;font-size:13px}td,th{padding:.25rem .6rem;"
-    "border-bottom:1px solid #8884;text-align:left;max-width:32rem}th,td:not(:last-child){white-space:nowrap}"
-    "div{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(30rem,100%),1fr));gap:1rem}"
-    "section:first-of-type p{font-size:1.15rem}svg{max-width:100%;height:auto;background:#fff;border-radius:6px}"
-    "figure{margin:0}"
-)
-
-
-def page(parts: Sequence[Part], title: str, plots: dict[str, str]) -> str:
-    """The document as one self-contained HTML page; ``plots`` holds SVG by name."""
-    body = []
-    for part in parts:
-        body.append(f"<section><h2>{html.escape(part.title)}</h2>")
-        body += [f"<p>{html.escape(t)}</p>" for t in part.text]
-        if drawn := [plots[name] for name in part.plots if name in plots]:
-            body.append("<div>" + "".join(f"<figure>{svg}</figure>" for svg in drawn) + "</div>")
-        if part.table and part.table.rows:
-            body.append(_html_table(part.table))
-        body.append("</section>")
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head>'
-        f"<body><h1>{html.escape(title)}</h1>{''.join(body)}</body></html>\n"
-    )
-
-
-def _html_table(table: Table) -> str:
-    head = "".join(f"<th>{html.escape(h)}</th>" for h in table.head)
-    rows = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in table.rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"

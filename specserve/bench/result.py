@@ -1,6 +1,6 @@
 """The result of a benchmark: what was measured, in one versioned JSON file. Nothing here judges.
 
-Version history of the file:
+Version history of the file (a new optional field is no new version):
 1  first version
 """
 
@@ -32,6 +32,7 @@ class Sample(_Record):
     itl_seconds: list[float] = Field(default_factory=list, description="Gaps between chunks.")
     text: str | None = Field(None, description="The answer; kept for greedy workloads only.")
     error: str | None = Field(None, description="Why it failed.")
+    late_seconds: float | None = Field(None, description="Replays only: sent this much later than it was recorded.")
 
     @property
     def tpot_seconds(self) -> float | None:
@@ -78,16 +79,60 @@ class Arm(_Record):
 
 
 class Answers(_Record):
-    """Greedy answers of both arms, compared."""
+    """Greedy answers, compared: of both arms, or of one arm with its own in one piece."""
 
     workload: str
+    streaming_of: str | None = Field(
+        None, description="Set where this arm's streamed answers were compared with the same answers in one piece."
+    )
     compared: int
     identical: int
     near_ties: int = Field(description="First difference where the target itself was undecided.")
     divergent: int = Field(description="Answers that the target would not have given.")
     unscored: int = Field(0, description="Different answers that could not be scored.")
     repeat_differs: int | None = Field(None, description="Answers that differ between two runs of the baseline itself.")
+    common_prefix_ratio: float | None = Field(
+        None, description="Median share of the baseline's text, in characters, after which different answers part."
+    )
     examples: list[dict[str, Any]] = Field(default_factory=list)
+
+
+class Check(_Record):
+    """One check of ``specserve verify``, made on an arm."""
+
+    arm: str
+    name: str
+    status: Literal["PASS", "FAIL", "SKIP"]
+    message: str
+
+
+class Probe(_Record):
+    """One load that a search tried."""
+
+    concurrency: int
+    requests: int
+    met_ratio: float = Field(description="Share of the requests that met every objective; a failed one did not.")
+    is_met: bool = Field(description="Whether that share is at least 0.99, so that each objective's P99 is met.")
+    is_certain: bool = Field(description="Whether its 95 % interval lies on one side of 0.99.")
+    requests_per_second: float
+    ttft_p99_seconds: float | None = None
+    tpot_p99_seconds: float | None = None
+
+
+class Search(_Record):
+    """The highest load of one arm within latency objectives, found by guidellm."""
+
+    arm: str
+    workload: str
+    objectives: dict[str, float] = Field(description="Name (ttft_p99, tpot_p99, e2e_p99) -> seconds.")
+    probes: list[Probe]
+    concurrency: int | None = Field(description="Requests in flight; None when not even one meets them.")
+    stop_reason: str | None = Field(None, description="Why the search ended, in guidellm's word.")
+
+    @property
+    def best(self) -> Probe | None:
+        """The probe of the highest load that met the objectives."""
+        return next((p for p in self.probes if p.concurrency == self.concurrency), None)
 
 
 class Result(_Record):
@@ -103,6 +148,8 @@ class Result(_Record):
     blocks: list[Block]
     order: list[str] = Field(default_factory=list, description="What happened, in order: starts, stops, blocks.")
     answers: list[Answers] = Field(default_factory=list)
+    checks: list[Check] = Field(default_factory=list)
+    searches: list[Search] = Field(default_factory=list)
     complete: bool = Field(True, description="False when it was interrupted; what was measured is all here.")
 
 

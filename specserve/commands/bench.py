@@ -39,6 +39,8 @@ _WORKLOADS = ", ".join(sorted(p.stem for p in (Path(__file__).parents[1] / "benc
 @click.option("--completions", is_flag=True, help="Send plain completions: for models without a chat template.")
 @click.option("--url-baseline", callback=http_url, help="Measure a server that already runs, without speculation.")
 @click.option("--url-speculative", callback=http_url, help="Measure a server that already runs, with speculation.")
+@click.option("--slo", help="Also search the highest load within these, e.g. ttft_p99=200ms,tpot_p99=30ms.")
+@click.option("--slo-seconds", default=30.0, show_default=True, type=click.FloatRange(1), help="Length of one probe.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("bench"), show_default=True, help="Output folder.")
 @click.option("--resume", is_flag=True, help="Continue what was interrupted in the output folder.")
 def bench(loaded: Loaded, output: str, out: Path, resume: bool, **options: Any) -> None:
@@ -50,19 +52,32 @@ def bench(loaded: Loaded, output: str, out: Path, resume: bool, **options: Any) 
     """
     import os
 
-    from specserve import measure, preflight
+    from specserve import arm, measure, preflight
+    from specserve.bench import slo
 
     specs = _arms(loaded, options["arms"], options["url_baseline"], options["url_speculative"])
     if options["together"]:
         specs = [_moved(spec, i) for i, spec in enumerate(specs)]
     plan = _plan(specs, options)
+    objectives = slo.parse(options["slo"]) if options["slo"] else {}
+    if objectives:
+        arm.guidellm(os.environ)  # before minutes are spent: is it installed?
     out.mkdir(parents=True, exist_ok=True)
     before = _before(out, resume, specs)
     for spec in specs:
         if spec.url is None:  # both arms, before minutes are spent on the first
             preflight.require(preflight.run(spec.loaded, environ=os.environ))
     with _Display() as display:
-        run = measure.Bench(specs, plan, out, dict(os.environ), display.progress(), options["together"])
+        run = measure.Bench(
+            specs,
+            plan,
+            out,
+            dict(os.environ),
+            display.progress(),
+            objectives=objectives,
+            probe_seconds=options["slo_seconds"],
+            together=options["together"],
+        )
         result = run.run(before)
     write_reports([result], out)
     _say(result, out, output)
@@ -183,7 +198,7 @@ def _say(result: Result, out: Path, output: str) -> None:
         click.echo(f"\nReport: {out / 'report.html'}")
     if cells and all(c.verdict == "unsound" for c in cells):
         raise Unsound("no cell of this benchmark is sound; no verdict", where=str(out), fix="see the warnings above")
-    if any(a.divergent for a in result.answers):
+    if any(a.divergent for a in result.answers) or any(c.status == "FAIL" for c in result.checks):
         raise Unsound("the arms do not give the same answers; no speedup makes up for that", where=str(out))
 
 
@@ -191,13 +206,13 @@ def write_reports(results: Sequence[Result], out: Path) -> None:
     """Markdown, HTML and, for one result, the profile that the sidecar reads."""
     import json
 
-    from specserve.bench import breakeven, plots, report
+    from specserve.bench import breakeven, document, plots, report
 
     title = f"specserve benchmark: {', '.join(dict.fromkeys(r.title for r in results))}"
     parts = report.document(results)
-    (out / "report.md").write_text(report.markdown(parts, title), encoding="utf-8")
+    (out / "report.md").write_text(document.markdown(parts, title), encoding="utf-8")
     drawn = plots.svgs(results[0]) if len(results) == 1 else {}
-    (out / "report.html").write_text(report.page(parts, title, drawn), encoding="utf-8")
+    (out / "report.html").write_text(document.page(parts, title, drawn), encoding="utf-8")
     if len(results) == 1 and (profile := breakeven.profile(results[0]))["cells"]:
         (out / "profile.json").write_text(json.dumps(profile, indent=1), encoding="utf-8")
 

@@ -120,3 +120,16 @@ def unprintable_reason(text: str) -> str | None:
     """
     bad = sum(c == "\ufffd" or (unicodedata.category(c) in ("Cc", "Cn", "Co") and c not in "\n\r\t") for c in text)
     return f"{bad} of {len(text)} characters are unprintable" if bad > 0.1 * len(text) else None
+
+
+def looping(text: str) -> str | None:
+    """The character or short piece that a whole text repeats, six times at least; None for a text that goes on.
+
+    >>> looping("!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!"), looping("one, two, three, four, five, six, seven")
+    ('!', None)
+    >>> looping("the the the the the the the")
+    'the '
+    """
+    body = text.strip() + " "
+    pieces = (body[:n] for n in range(1, 9) if len(body) >= max(24, 6 * n))
+    return next((p for p in pieces if (p * len(body)).startswith(body.rstrip())), None)

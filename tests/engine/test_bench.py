@@ -23,6 +23,8 @@ CONFIG = (
     "server: {served_model_name: stub}\nmodels: {target_model: {path: stub}}\nspeculative_decoding: {method: ngram}\n"
 )
 
+PROMPTS = {f"request {i}" for i in range(10)}
+
 Start = Callable[..., str]
 
 
@@ -61,20 +63,10 @@ def bench(folder: Path, off: str, on: str, *extra: str) -> subprocess.CompletedP
     """Run `specserve bench` on two servers that run."""
     config = folder / "config.yaml"
     config.write_text(CONFIG)
+    load = extra if "--trace" in extra else ("--workload", "chat", "--max-tokens", "24", "--concurrency", "2", *extra)
     argv = [sys.executable, "-m", "specserve", "bench", str(config), "--url-baseline", off, "--url-speculative", on]
-    argv += [
-        "--workload",
-        "chat",
-        "--concurrency",
-        "2",
-        "--prompts",
-        "12",
-        "--max-tokens",
-        "24",
-        "--out",
-        str(folder / "out"),
-    ]
-    return subprocess.run([*argv, *extra], capture_output=True, text=True, timeout=240, check=False)
+    argv += ["--prompts", "12", "--out", str(folder / "out"), *load]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=240, check=False)
 
 
 def cells(out: subprocess.CompletedProcess[str]) -> list[dict]:
@@ -92,7 +84,11 @@ def test_a_server_of_known_speed(stub: Start, tmp_path: Path) -> None:
     assert "Turn it on for chat up to 2 concurrent requests" in page
     assert "<svg" in page
     assert "src=" not in page
-    assert read(tmp_path / "out" / "result.json").complete
+    found = read(tmp_path / "out" / "result.json")
+    assert found.complete
+    assert {c.arm: c.status for c in found.checks} == {"baseline": "PASS", "speculative": "PASS"}
+    streamed = {a.streaming_of: (a.compared, a.identical) for a in found.answers}
+    assert streamed == {"baseline": (4, 4), "speculative": (4, 4), None: (12, 12)}
 
 
 def test_a_slower_server(stub: Start, tmp_path: Path) -> None:
@@ -103,20 +99,35 @@ def test_a_slower_server(stub: Start, tmp_path: Path) -> None:
 
 
 def test_corrupted_answers_fail_the_verdict(stub: Start, tmp_path: Path) -> None:
-    """A fast server that answers nonsense is no gain: exit code 6."""
-    out = bench(tmp_path, stub("--stub-step", "0.012"), stub("--stub-step", "0.004", "--stub-corrupt", "always"))
+    """A fast server that streams nonsense is no gain, also by its own answers in one piece: exit code 6."""
+    out = bench(tmp_path, stub("--stub-step", "0.012"), stub("--stub-step", "0.004", "--stub-corrupt", "streamed"))
     assert out.returncode == 6
     assert "the arms do not give the same answers" in out.stderr
-    assert "Do not turn it on for chat" in (tmp_path / "out" / "report.md").read_text()
+    said = (tmp_path / "out" / "report.md").read_text()
+    assert "Do not turn it on for chat: 12 of 12 answers are not the target's." in said
+    assert "Do not turn it on for chat: 4 of 4 answers of 'speculative' are others when they are streamed." in said
 
 
-def test_failing_requests_give_no_speedup(stub: Start, tmp_path: Path) -> None:
-    """An arm whose requests are refused is unsound: exit code 6 and no factor."""
-    out = bench(tmp_path, stub(), stub("--stub-completion-status", "500"), "--format", "json")
+def test_a_trace_is_replayed_at_its_times(stub: Start, tmp_path: Path) -> None:
+    """Requests arrive at their recorded times with their lengths; one that is refused makes the cell unsound."""
+    lengths = [5000 if i == 5 else 4 + i for i in range(10)]  # the sixth is longer than the model's context
+    lines = [{"prompt": f"request {i}", "timestamp": 100 + 0.3 * i, "max_tokens": n} for i, n in enumerate(lengths)]
+    (tmp_path / "trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    off, on = stub("--stub-step", "0.005"), stub("--stub-step", "0.004")
+    out = bench(tmp_path, off, on, "--trace", str(tmp_path / "trace.jsonl"), "--format", "json")
     assert out.returncode == 6
     (cell,) = cells(out)
     assert (cell["verdict"], cell["speedup"]) == ("unsound", None)
-    assert "24 of 24 requests of 'speculative' failed" in cell["warnings"][1]
+    assert "2 of 20 requests of 'speculative' failed" in " ".join(cell["warnings"])
+    for url in (off, on):
+        seen = [r for r in requests.get(url + "/__seen", timeout=5).json()["seen"] if r["prompt"] in PROMPTS]
+        replay = seen[-18:-8]  # the last block; after it, four were asked again, in one piece and streamed
+        assert [r["max_tokens"] for r in replay] == lengths
+        assert all(r["at"] - replay[0]["at"] > 0.3 * i - 0.05 for i, r in enumerate(replay))
+    blocks = read(tmp_path / "out" / "result.json").blocks
+    assert [[s.ok for s in b.samples].index(False) for b in blocks] == [5] * 4
+    assert all(s.output_tokens == n for b in blocks for s, n in zip(b.samples, lengths, strict=True) if s.ok)
+    assert all(s.late_seconds is not None and s.late_seconds > -0.05 for b in blocks for s in b.samples)
 
 
 def test_an_interrupted_bench_is_continued(stub: Start, tmp_path: Path) -> None:
@@ -124,19 +135,8 @@ def test_an_interrupted_bench_is_continued(stub: Start, tmp_path: Path) -> None:
     off, on = stub("--stub-step", "0.03"), stub("--stub-step", "0.02")
     (tmp_path / "config.yaml").write_text(CONFIG)
     argv = [sys.executable, "-m", "specserve", "bench", str(tmp_path / "config.yaml"), "--url-baseline", off]
-    argv += [
-        "--url-speculative",
-        on,
-        "--workload",
-        "chat",
-        "--concurrency",
-        "2,4",
-        "--prompts",
-        "8",
-        "--max-tokens",
-        "16",
-    ]
-    argv += ["--out", str(tmp_path / "out")]
+    argv += ["--url-speculative", on, "--workload", "chat", "--concurrency", "2,4", "--prompts", "8"]
+    argv += ["--max-tokens", "16", "--out", str(tmp_path / "out")]
     process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     path = tmp_path / "out" / "result.json"
     deadline = time.monotonic() + 120

@@ -39,7 +39,9 @@ def test_equal_answers_are_identical() -> None:
 @pytest.mark.parametrize(("gaps", "near", "divergent"), [([0.0] * 30 + [0.4], 10, 0), ([9.0] * 20, 0, 10)])
 def test_a_different_answer_is_scored(gaps: list[float], near: int, divergent: int) -> None:
     """Tokens that the target nearly chose make a near-tie; tokens that it would never choose make corruption."""
-    found = answers.compare("w", [block(prompts("a b"))], [block(prompts("a c"), arm="on")], lambda p, t: gaps)
+    found = answers.compare(
+        "w", [block(prompts("a b"))], [block(prompts("a c"), arm="on")], lambda p, t: gaps if t == "a c" else [0.0]
+    )
     assert found is not None
     assert (found.near_ties, found.divergent, found.unscored) == (near, divergent, 0)
 
@@ -82,3 +84,22 @@ def test_without_texts_there_is_no_comparison() -> None:
     """A sampled workload keeps no answers, and nothing is claimed."""
     empty = block({}).model_copy(update={"samples": [Sample(prompt_id="p", ok=True)]})
     assert answers.compare("w", [empty], [empty], lambda p, t: None) is None
+
+
+def test_streamed_answers_are_compared_with_the_same_in_one_piece() -> None:
+    """An arm that streams other texts than it gives in one piece is divergent, whatever the other arm does."""
+    whole = {f"p{i}": "the cat sat" for i in range(4)}
+    found = answers.compare_streaming("w", "on", whole, dict.fromkeys(whole, "\u25a1\u25a1"), lambda p, t: None)
+    assert found is not None
+    assert (found.streaming_of, found.compared, found.divergent, found.common_prefix_ratio) == ("on", 4, 4, 0.0)
+    same = answers.compare_streaming("w", "on", whole, whole, lambda p, t: None)
+    assert same is not None
+    assert (same.identical, same.divergent, same.common_prefix_ratio) == (4, 0, None)
+
+
+def test_a_scorer_that_condemns_the_baseline_too_judges_nobody() -> None:
+    """Where a text is not all that was generated (a reasoning model), even the target's own fails: nothing is said."""
+    base = [block(prompts("four")), block(prompts("four"), index=3)]
+    found = answers.compare("w", base, [block(prompts("five"), arm="on")], lambda p, t: [9.0] * 9)
+    assert found is not None
+    assert (found.near_ties, found.divergent, found.unscored) == (0, 0, 10)

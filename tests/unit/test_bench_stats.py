@@ -10,6 +10,7 @@ import pytest
 from specserve.bench import breakeven, judge, report, stats
 from specserve.bench.plan import Plan, legs
 from specserve.bench.result import Arm, Block, Result, Sample, Speculation
+from specserve.bench.workload import Request, Workload
 
 
 def simulate(
@@ -121,6 +122,21 @@ def test_failing_requests_are_unsound() -> None:
     cell = verdict(simulate(1.5, errors=3))
     assert cell.verdict == "unsound"
     assert "6 of 32 requests of 'on' failed" in cell.warnings[0]
+
+
+def test_a_replay_that_falls_behind_is_unsound() -> None:
+    """Requests that were sent long after their recorded times met another load; the fix is said."""
+    whole = simulate(1.5)
+    late = [s.model_copy(update={"late_seconds": 2.5}) for s in whole.blocks[0].samples]
+    cell = verdict(result([whole.blocks[0].model_copy(update={"samples": late}), *whole.blocks[1:]]))
+    (warning,) = cell.warnings
+    assert warning.startswith("16 of 16 replayed requests to 'off' were sent up to 2.5 s late: raise --concurrency")
+
+
+def test_a_replay_is_measured_once_a_leg() -> None:
+    """A trace with times has its own load: the largest concurrency only bounds it."""
+    timed = Workload(name="t", requests=(Request(id="a", prompt="x", at_seconds=0.0),))
+    assert [s.concurrency for s in Plan(("a", "b"), (timed,), (1, 8)).steps()] == [8] * 4
 
 
 def test_few_prompts_are_unsound() -> None:
