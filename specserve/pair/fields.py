@@ -24,3 +24,11 @@ def layer_count(config: Config) -> int | None:
     """Layers of the model; None where config.json names none, or more than any model has."""
     count = first_int(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
     return count if count is not None and count <= MAX_LAYERS else None
+
+
+def is_tied(config: Config, whole: Config) -> bool:
+    """Whether the LM head is the embedding: config.json says so, or (Gemma) its silence means yes."""
+    for part in (config, whole):
+        if isinstance(value := part.get("tie_word_embeddings"), bool):
+            return value
+    return str(config.get("model_type", "")).startswith(("gemma", "cohere"))

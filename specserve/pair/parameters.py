@@ -1,7 +1,7 @@
 """The tensors that a checkpoint must hold, from config.json alone: for plans without weights or headers.
 
-Only the common decoder is known: attention (heads or MLA), gated MLP, experts, gated delta net. Whatever config.json
-does not name that way has no entry here, and the caller says what it assumed.
+Only the common decoder is known: attention (heads or MLA), gated MLP, experts, gated delta net, a vision tower.
+Whatever config.json does not name that way has no entry here, and the caller says what it assumed.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from math import prod
 from typing import Any
 
 from specserve.pair.cache_layers import head_geometry, is_mla, layer_kinds
-from specserve.pair.facts import DTYPE_BITS, TensorFacts
-from specserve.pair.fields import MAX_LAYERS, Config, first_int, layer_count
+from specserve.pair.facts import TensorFacts
+from specserve.pair.fields import MAX_LAYERS, Config, first_int, is_tied, layer_count
 
 Entry = tuple[str, tuple[int, ...]]
 
@@ -26,31 +26,24 @@ _UNGATED = {
 """Families whose MLP has two matrices instead of three."""
 
 
-def of_config(whole: Mapping[str, Any], config: Config) -> tuple[dict[str, TensorFacts], tuple[str, ...]] | None:
-    """Tensors by name, and what was assumed about them; None where config.json names no decoder of this kind."""
+def of_config(whole: Mapping[str, Any], config: Config) -> dict[str, TensorFacts] | None:
+    """Tensors by name; None where config.json names no decoder of this kind."""
     hidden, layers = first_int(config, "hidden_size", "n_embd", "d_model"), layer_count(config)
     vocabulary = first_int(config, "vocab_size") or first_int(whole, "vocab_size")
     if not hidden or not layers or not vocabulary:
         return None
     entries: list[Entry] = [("model.embed_tokens.weight", (vocabulary, hidden)), ("model.norm.weight", (hidden,))]
-    if not _tied(whole, config):
+    if not is_tied(config, whole):
         entries.append(("lm_head.weight", (vocabulary, hidden)))
     for index, kind in enumerate(layer_kinds(config, layers)):
         entries += ((f"model.layers.{index}.{n}", s) for n, s in _layer(config, hidden, index, kind))
-    entries += _mtp(config, hidden)
+    for index in range(min(first_int(config, "mtp_num_hidden_layers", "num_nextn_predict_layers") or 0, 64)):
+        entries.append((f"mtp.fc.{index}.weight", (hidden, 2 * hidden)))
+        entries += ((f"mtp.layers.{index}.{n}", s) for n, s in _layer(config, hidden, 10**6, "full"))
     entries += _tower(whole, hidden)
-    quantized = _quantization(whole)
-    tensors: dict[str, TensorFacts] = {}
-    for name, shape in entries:
-        tensors |= _stored(name, shape, quantized)
-    return tensors, ("weights: counted from config.json, no header was at hand",)
-
-
-def _tied(whole: Mapping[str, Any], config: Config) -> bool:
-    for c in (config, whole):
-        if isinstance(value := c.get("tie_word_embeddings"), bool):
-            return value
-    return str(config.get("model_type", "")).startswith(("gemma", "cohere"))
+    found = whole.get("quantization_config")
+    quantized = found if isinstance(found, Mapping) else {}
+    return {name: facts for entry in entries for name, facts in _stored(*entry, quantized)}
 
 
 def _layer(config: Config, hidden: int, index: int, kind: str) -> Iterator[Entry]:
@@ -63,22 +56,9 @@ def _layer(config: Config, hidden: int, index: int, kind: str) -> Iterator[Entry
     if is_moe_layer(config, index):
         yield from _experts(config, hidden)
     else:
-        yield from _mlp("mlp.", hidden, _inner(config, hidden), gated=str(config.get("model_type")) not in _UNGATED)
-
-
-def _inner(config: Config, hidden: int) -> int:
-    """Width of a dense MLP; four times the hidden size where config.json leaves it out (GPT-2)."""
-    names = ("intermediate_size_mlp", "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
-    return first_int(config, *names) or 4 * hidden
-
-
-def _mtp(config: Config, hidden: int) -> Iterator[Entry]:
-    """Every MTP module: a projection of two hidden states, and one full-attention layer."""
-    count = min(first_int(config, "mtp_num_hidden_layers", "num_nextn_predict_layers") or 0, 64)
-    for index in range(count):
-        yield f"mtp.fc.{index}.weight", (hidden, 2 * hidden)
-        for name, shape in _layer(config, hidden, 10**6, "full"):
-            yield f"mtp.layers.{index}.{name}", shape
+        names = ("intermediate_size_mlp", "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
+        inner = first_int(config, *names) or 4 * hidden  # GPT-2 leaves it out
+        yield from _mlp("mlp.", hidden, inner, gated=str(config.get("model_type")) not in _UNGATED)
 
 
 def _tower(whole: Mapping[str, Any], hidden: int) -> Iterator[Entry]:
@@ -86,16 +66,15 @@ def _tower(whole: Mapping[str, Any], hidden: int) -> Iterator[Entry]:
     vision = whole.get("vision_config")
     if not isinstance(vision, Mapping):
         return
-    width, inner = first_int(vision, "hidden_size", "embed_dim"), first_int(vision, "intermediate_size")
-    depth = first_int(vision, "num_hidden_layers", "depth")
+    width, depth = first_int(vision, "hidden_size", "embed_dim"), first_int(vision, "num_hidden_layers", "depth")
     if not width or not depth or depth > MAX_LAYERS:
         return
-    inner = inner or 4 * width
-    gated = 3 if vision.get("model_type") == "pixtral" else 2
+    inner = first_int(vision, "intermediate_size") or 4 * width
+    gates = 2 if vision.get("model_type") == "pixtral" else 1
     for index in range(depth):
         yield f"vision_tower.layers.{index}.self_attn.qkv.weight", (3 * width, width)
         yield f"vision_tower.layers.{index}.self_attn.o_proj.weight", (width, width)
-        yield f"vision_tower.layers.{index}.mlp.fc1.weight", ((gated - 1) * inner, width)
+        yield f"vision_tower.layers.{index}.mlp.fc1.weight", (gates * inner, width)
         yield f"vision_tower.layers.{index}.mlp.fc2.weight", (width, inner)
     yield "multi_modal_projector.linear_1.weight", (hidden, width)
     yield "multi_modal_projector.linear_2.weight", (hidden, hidden)
@@ -106,8 +85,7 @@ def _attention(config: Config, hidden: int, kind: str) -> Iterator[Entry]:
     heads = first_int(config, "num_attention_heads", "n_head") or 1
     gate = 2 if config.get("attn_output_gate") or "linear_num_value_heads" in config else 1
     bias = bool(config.get("attention_bias")) or str(config.get("model_type")).startswith("qwen2")
-    rows = {"q_proj": heads * dim * gate, "k_proj": kv * dim, "v_proj": kv * value_dim}
-    for name, n in rows.items():
+    for name, n in (("q_proj", heads * dim * gate), ("k_proj", kv * dim), ("v_proj", kv * value_dim)):
         yield f"self_attn.{name}.weight", (n, hidden)
         if bias:
             yield f"self_attn.{name}.bias", (n,)
@@ -142,17 +120,13 @@ def _delta_net(config: Config, hidden: int) -> Iterator[Entry]:
 
 def is_moe_layer(config: Config, index: int) -> bool:
     """Whether a layer has experts: all, all but the first few, or every n-th."""
-    if not expert_count(config):
+    dense = config.get("mlp_only_layers")
+    first = first_int(config, "first_k_dense_replace") or 0
+    if not expert_count(config) or index < first or (isinstance(dense, list) and index in dense):
         return False
-    if index < (first_int(config, "first_k_dense_replace") or 0) or index in _numbers(config.get("mlp_only_layers")):
-        return False
-    if step := first_int(config, "interleave_moe_layer_step", "decoder_sparse_step", "moe_layer_freq"):
-        return (index + 1) % step == 0 if "moe_layer_freq" not in config else index % step == 0
-    return True
-
-
-def _numbers(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+    if every := first_int(config, "moe_layer_freq"):
+        return index % every == 0
+    return (index + 1) % (first_int(config, "interleave_moe_layer_step", "decoder_sparse_step") or 1) == 0
 
 
 def expert_count(config: Config) -> int:
@@ -179,27 +153,21 @@ def _mlp(prefix: str, hidden: int, inner: int, *, gated: bool = True) -> Iterato
     yield f"{prefix}down_proj.weight", (hidden, inner)
 
 
-def _quantization(whole: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = whole.get("quantization_config")
-    return found if isinstance(found, Mapping) else {}
-
-
-def _stored(name: str, shape: tuple[int, ...], quantized: Mapping[str, Any]) -> dict[str, TensorFacts]:
+def _stored(name: str, shape: tuple[int, ...], quantized: Mapping[str, Any]) -> Iterator[tuple[str, TensorFacts]]:
     """A tensor as a quantized checkpoint stores it: packed weight and scales; others in half precision."""
+    mxfp4, elements = str(quantized.get("quant_method")) == "mxfp4", prod(shape)
     bits, group = _bits(quantized)
     matrix = len(shape) > 1 and ".layers." in name and "gate.weight" not in name and "conv" not in name
-    matrix = matrix and not name.startswith(("vision", "mtp.")) and not _ignored(name, quantized)
-    if str(quantized.get("quant_method")) == "mxfp4":
-        matrix = matrix and "experts." in name
-    elements = prod(shape)
-    if not matrix or bits is None:
-        return {name: TensorFacts("BF16", shape, elements * DTYPE_BITS["BF16"] // 8, "")}
-    stem = name.removesuffix(".weight")
-    packed = TensorFacts("U8", shape, elements * bits // 8, "")
-    scale_bytes = elements * 2 // group if group else 4 * shape[-2]
-    if str(quantized.get("quant_method")) == "mxfp4":
-        return {f"{name}_blocks": packed, f"{name}_scales": TensorFacts("U8", shape, elements // 32, "")}
-    return {f"{stem}.weight_packed": packed, f"{stem}.weight_scale": TensorFacts("BF16", shape, scale_bytes, "")}
+    if not matrix or bits is None or name.startswith(("vision", "mtp.")) or _ignored(name, quantized) or (
+        mxfp4 and "experts." not in name
+    ):  # fmt: skip
+        yield name, TensorFacts("BF16", shape, elements * 2, "")
+        return
+    packed, scale, stem = ("_blocks", "_scales", name) if mxfp4 else (
+        ".weight_packed", ".weight_scale", name.removesuffix(".weight"))  # fmt: skip
+    scale_bytes = elements // 32 if mxfp4 else elements * 2 // group if group else 4 * shape[-2]
+    yield stem + packed, TensorFacts("U8", shape, elements * bits // 8, "")
+    yield stem + scale, TensorFacts("U8" if mxfp4 else "BF16", shape, scale_bytes, "")
 
 
 def _ignored(name: str, quantized: Mapping[str, Any]) -> bool:
@@ -211,14 +179,11 @@ def _ignored(name: str, quantized: Mapping[str, Any]) -> bool:
     module = name.removesuffix(".weight")
     for key in ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules"):
         listed = quantized.get(key)
-        for pattern in listed if isinstance(listed, list) else ():
-            text = str(pattern)
-            if text.startswith("re:"):
-                with contextlib.suppress(re.error):
-                    if re.match(text[3:], module):
-                        return True
-            elif fnmatch.fnmatch(module, text + "*"):
-                return True
+        for text in map(str, listed if isinstance(listed, list) else ()):
+            with contextlib.suppress(re.error):
+                pattern = text[3:] if text.startswith("re:") else fnmatch.translate(text + "*")
+                if re.match(pattern, module):
+                    return True
     return False
 
 

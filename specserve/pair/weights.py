@@ -10,13 +10,13 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 
 from specserve.pair import parameters
 from specserve.pair.cache_layers import head_geometry, is_mla
 from specserve.pair.facts import DTYPE_BITS, ModelFacts, TensorFacts
-from specserve.pair.fields import Config, first_int
+from specserve.pair.fields import Config, first_int, is_tied
 from specserve.pair.placement import Place, Split, place, stage_of, stages
 from specserve.pair.shape import Shape
 from specserve.units import MIB
@@ -41,8 +41,6 @@ class Weights:
     """What they were reckoned from: tensor headers, the index's total size, or config.json alone."""
     mtp_bytes: int = 0
     """The MTP module inside the checkpoint, on one GPU; not in ``stage_bytes``."""
-    tower_bytes: int = 0
-    """Vision or audio towers, on one GPU, in ``stage_bytes``."""
     assumed: tuple[str, ...] = ()
 
     @property
@@ -53,77 +51,49 @@ class Weights:
 
 def of_model(facts: ModelFacts, shape: Shape, *, tp: int | None = None, online: str | None = None) -> Weights:
     """Weights of one model under a deployment. ``tp`` is given for a draft, which is never cut into stages."""
-    config, pp = facts.text_config, 1 if tp is not None else shape.pp
+    config, pp, total = facts.text_config, 1 if tp is not None else shape.pp, facts.total_size_bytes
     tp = shape.tp if tp is None else tp
     split = Split.of(config, tp=tp, ep=shape.ep, replicate_tower=shape.extra.get("mm_encoder_tp_mode") == "data")
-    tensors = facts.tensors
-    if tensors:
-        return _from_tensors(
-            tensors=tensors, facts=facts, shape=shape, split=split, pp=pp, online=online, source="safetensors headers"
-        )
-    computed = parameters.of_config(facts.config, config)
-    if computed is None:
-        return _from_total(facts, tp, pp)
-    tensors, assumed = computed
-    weights = _from_tensors(
-        tensors=tensors, facts=facts, shape=shape, split=split, pp=pp, online=online, source="config.json"
-    )
-    if facts.total_size_bytes:
-        return _scaled(weights, facts.total_size_bytes, sum(t.nbytes for t in tensors.values()))
-    return replace(weights, assumed=(*weights.assumed, *assumed))
-
-
-def _scaled(weights: Weights, total: int, computed: int) -> Weights:
-    """Computed bytes, stretched to the checkpoint's stated total."""
-    ratio = Fraction(total, computed)
-    return replace(
-        weights, stage_bytes=tuple(round(b * ratio) for b in weights.stage_bytes),
-        mtp_bytes=round(weights.mtp_bytes * ratio), tower_bytes=round(weights.tower_bytes * ratio),
-        source="index total_size, split as config.json says",
-    )  # fmt: skip
-
-
-def _from_total(facts: ModelFacts, tp: int, pp: int) -> Weights:
-    """Nothing but a total: split evenly, with 1 % that every GPU repeats."""
-    note = "weights: split evenly over the GPUs, since neither headers nor a known config say more"
-    if facts.total_size_bytes is None:
+    if facts.tensors:
+        staged, mtp = _loaded(facts.tensors, facts, shape, split, pp, online=online)
+        return Weights(staged, "safetensors headers", mtp)
+    if computed := parameters.of_config(facts.config, config):
+        staged, mtp = _loaded(computed, facts, shape, split, pp, online=online)
+        if not total:
+            assumed = ("weights: counted from config.json, no header was at hand",)
+            return Weights(staged, "config.json", mtp, assumed)
+        ratio = Fraction(total, sum(t.nbytes for t in computed.values()))
+        source = "index total_size, split as config.json says"
+        return Weights(tuple(round(b * ratio) for b in staged), source, round(mtp * ratio))
+    if total is None:
         return Weights((0,) * pp, "unknown", assumed=("weights: unknown size, counted as 0; pull the checkpoint",))
-    share = facts.total_size_bytes / (tp * pp) * (1 if tp == 1 else 1.01)
-    return Weights((round(share),) * pp, "index total_size", assumed=(note,))
+    share = round(total / (tp * pp) * (1 if tp == 1 else 1.01))  # 1 % is on every GPU
+    note = "weights: split evenly over the GPUs, since neither headers nor a known config say more"
+    return Weights((share,) * pp, "index total_size", assumed=(note,))
 
 
-def _from_tensors(
-    *, tensors: Mapping[str, TensorFacts], facts: ModelFacts, shape: Shape, split: Split, pp: int, online: str | None,
-    source: str,
-) -> Weights:  # fmt: skip
-    counts, tied = stages(max(split.layers, 1), pp, shape.layer_split), is_tied(facts)
+def _loaded(
+    tensors: Mapping[str, TensorFacts], facts: ModelFacts, shape: Shape, split: Split, pp: int, *, online: str | None
+) -> tuple[tuple[int, ...], int]:
+    """Bytes on one GPU of each stage, and of the MTP module."""
+    counts, tied = stages(max(split.layers, 1), pp, shape.layer_split), is_tied(facts.text_config, facts.config)
     sums: list[defaultdict[str, float]] = [defaultdict(float) for _ in range(pp)]
     mtp: defaultdict[str, float] = defaultdict(float)
-    tower = 0.0
     padding = _mxfp4_padding(facts.text_config, split.tp, shape)
     for name, tensor in tensors.items():
         where = place(name, tensor.shape, split)
-        if where.part == "head" and tied:
+        if (where.part == "head" and tied) or (where.part == "tower" and shape.language_model_only):
             continue
         share = where.share.numerator / where.share.denominator
         nbytes = loaded_bytes(name, tensor, where, shape.dtype_bytes, online) * share
         if name.endswith(("_blocks", "_scales")) and "experts" in name:
             nbytes *= padding
-        if where.part == "mtp":
-            mtp[where.parameter] += nbytes
-            continue
-        if where.part == "tower":
-            if shape.language_model_only:
-                continue
-            tower += nbytes
-        for stage in _stages_of(where, counts, tied):
-            sums[stage][where.parameter] += nbytes
-    totals = [sum(allocated(round(b)) for b in stage.values()) for stage in sums]
+        for into in [mtp] if where.part == "mtp" else [sums[stage] for stage in _stages_of(where, counts, tied)]:
+            into[where.parameter] += nbytes
     extra = runtime_copies(facts.text_config, split.tp, counts, shape)
-    return Weights(
-        tuple(max(0, t + e - shape.cpu_offload_bytes) for t, e in zip(totals, extra, strict=True)), source,
-        sum(allocated(round(b)) for b in mtp.values()), int(tower),
-    )  # fmt: skip
+    totals = (sum(allocated(round(b)) for b in stage.values()) for stage in sums)
+    staged = tuple(max(0, t + e - shape.cpu_offload_bytes) for t, e in zip(totals, extra, strict=True))
+    return staged, sum(allocated(round(b)) for b in mtp.values())
 
 
 def _stages_of(where: Place, counts: list[int], tied: bool) -> set[int]:
@@ -137,14 +107,6 @@ def _stages_of(where: Place, counts: list[int], tied: bool) -> set[int]:
             return {0}
         case _:
             return {stage_of(where.layer or 0, counts)}
-
-
-def is_tied(facts: ModelFacts) -> bool:
-    """Whether the LM head is the embedding: config.json says so, or (Gemma) its silence means yes."""
-    for config in (facts.text_config, facts.config):
-        if isinstance(value := config.get("tie_word_embeddings"), bool):
-            return value
-    return str(facts.text_config.get("model_type", "")).startswith(("gemma", "cohere"))
 
 
 def loaded_bytes(name: str, tensor: TensorFacts, where: Place, dtype_bytes: int, online: str | None) -> float:

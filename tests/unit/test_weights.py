@@ -164,7 +164,7 @@ def test_an_index_gives_the_total_and_the_config_the_split() -> None:
     known = weights.of_model(ModelFacts("t", CONFIG, total_size_bytes=10**9), made)
     found = parameters.of_config(CONFIG, CONFIG)
     assert found is not None
-    computed = sum(t.nbytes for t in found[0].values())
+    computed = sum(t.nbytes for t in found.values())
     assert known.stage_bytes[0] == pytest.approx(counted.stage_bytes[0] * 10**9 / computed, abs=1)
     assert "index" in known.source
 
@@ -185,7 +185,7 @@ def test_parameters_counted_from_a_config_are_the_checkpoints() -> None:
               "hidden_size": 4096, "intermediate_size": 14336, "vocab_size": 128256}  # fmt: skip
     found = parameters.of_config(config, config)
     assert found is not None
-    assert sum(t.nbytes for t in found[0].values()) == 2 * 8_030_261_248
+    assert sum(t.nbytes for t in found.values()) == 2 * 8_030_261_248
 
 
 def test_gpt2_counts_two_matrices_of_four_times_its_width() -> None:
@@ -194,5 +194,5 @@ def test_gpt2_counts_two_matrices_of_four_times_its_width() -> None:
               "tie_word_embeddings": True}  # fmt: skip
     found = parameters.of_config(config, config)
     assert found is not None
-    matrices = sum(t.nbytes for t in found[0].values() if len(t.shape) == 2) // 2
+    matrices = sum(t.nbytes for t in found.values() if len(t.shape) == 2) // 2
     assert matrices == 50257 * 768 + 12 * 12 * 768**2
