@@ -16,7 +16,7 @@ from typing import Any
 
 from specserve import __version__
 from specserve.alert import builtin
-from specserve.alert.evaluate import Evaluation, Evaluator
+from specserve.alert.evaluate import Evaluation, Evaluator, importance
 from specserve.alert.notify import Notifier, Pace
 from specserve.alert.rules import State
 from specserve.config.schema import Settings
@@ -150,7 +150,7 @@ class Watch:
         facts = {"engine_version": self._version, **(seen.facts or {})}
         age = max(0.0, self._clock() - seen.at)
         found = status.build(self._settings, self.engine_url, seen.observation, facts, age_seconds=age)
-        return {**found, "alerts": [alert.as_dict() for alert in seen.evaluation.active]}
+        return {**found, "alerts": [a.as_dict() for a in sorted(seen.evaluation.active, key=importance)]}
 
     def probe(self, name: str) -> dict[str, Any]:
         """One verdict: ``live``, ``ready`` or ``started``."""

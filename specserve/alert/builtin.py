@@ -130,6 +130,7 @@ def _rule(definition: Definition, settings: Settings) -> Rule | None:
         limits.resolve,
         definition.severity,
         definition.summary,
+        definition.causes,
         labels={name: tuple(fill(v, values) for v in wanted) for name, wanted in definition.labels.items()},
         for_seconds=limits.timing.for_seconds,
         keep_firing_for_seconds=limits.timing.keep_firing_for_seconds,

@@ -28,17 +28,25 @@ class Alert:
     ended_at: float | None = None
     inhibited_by: str | None = None
     """The firing alert that explains this one; nobody is told of it while that lasts."""
+    causes: tuple[str, ...] = ()
+    """What it usually is."""
 
     def as_dict(self) -> dict[str, object]:
         """The JSON form."""
         names = ("name", "severity", "value", "summary", "description", "runbook_url", "started_at", "ended_at")
         return {
             **{name: getattr(self, name) for name in names},
+            "causes": list(self.causes),
             "state": self.state.value,
             "reason": self.reason.value,
             "labels": dict(self.labels),
             "inhibited_by": self.inhibited_by,
         }
+
+
+def importance(alert: Alert) -> tuple[bool, int, str]:
+    """What is to be read first sorts first: firing before pending, then by severity."""
+    return alert.state is not State.FIRING, ("critical", "warning", "info").index(alert.severity), alert.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +144,7 @@ def _alert(rule: Rule, labels: Labels, tracked: _Tracked, at: float) -> Alert:
         labels=tuple(pair for pair in labels if len(rule.labels.get(pair[0], ())) != 1),
         value=instance.value,
         summary=rule.summary,
+        causes=rule.causes,
         description=_describe(rule, labels, instance),
         runbook_url=rule.runbook_url,
         started_at=tracked.started_at,

@@ -32,8 +32,14 @@ def timestamp(at: float) -> str:
 
 
 def _annotations(alert: Alert) -> dict[str, str]:
-    pairs = {"summary": alert.summary, "description": alert.description, "runbook_url": alert.runbook_url}
+    pairs = {"summary": alert.summary, "description": _description(alert), "runbook_url": alert.runbook_url}
     return {name: text for name, text in pairs.items() if text}
+
+
+def _description(alert: Alert) -> str:
+    """The number, and while it lasts what it usually is."""
+    likely = "" if alert.state is State.RESOLVED or not alert.causes else f". Likely: {'; '.join(alert.causes)}"
+    return alert.description + likely
 
 
 def alertmanager(alerts: Sequence[Alert], identity: Mapping[str, str], *, until: float) -> list[dict[str, Any]]:
@@ -90,7 +96,7 @@ def slack(alerts: Sequence[Alert], identity: Mapping[str, str]) -> dict[str, Any
         mark = ":white_check_mark:" if resolved else _EMOJI[alert.severity]
         where = " ".join(f"{name}={value}" for name, value in alert.labels)
         lines.append(f"{mark} *{alert.name}* {'resolved' if resolved else alert.severity}: {_escape(alert.summary)}")
-        lines.append(_escape(" ".join(filter(None, (alert.description, where, who)))))
+        lines += [_escape(_description(alert)), _escape(f"{where} {who}".strip())]
         if alert.runbook_url and not resolved:
             lines.append(_escape(f"Runbook: {alert.runbook_url}"))
     return {"text": "\n".join(lines)}

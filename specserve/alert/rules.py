@@ -71,6 +71,7 @@ class Rule:
     resolve: float
     severity: str = "warning"
     summary: str = ""
+    causes: tuple[str, ...] = ()
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Label -> values that match. Labels that are not named make one instance each."""
     for_seconds: float = 0.0

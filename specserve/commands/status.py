@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 WINDOWS = ("1m", "5m", "30m")
 ROWS = (
+    ("time covered", "window_seconds", "seconds"),
     ("acceptance rate", "acceptance_rate", "ratio"),
     ("  of draft tokens", "window_draft_tokens", "0f"),
     ("mean acceptance length", "mean_acceptance_length", "2f"),
@@ -109,9 +110,9 @@ def _parts(found: Mapping[str, Any]) -> list[RenderableType]:
     for name, value in (
         ("model", found["model_name"]),
         ("engine", found["engine_url"]),
-        ("method", method),
+        ("method", method + (f", {found['num_speculative_tokens']} tokens per draft" if found["method"] else "")),
         ("versions", versions),
-        ("state", found["state"] or "not supervised"),
+        ("supervisor", found["state"] or "none: something else started the engine"),
         ("condition", found["condition"]),
     ):
         head.add_row(Text(name, style="dim"), Text(str(value)))
@@ -154,13 +155,18 @@ def _text(value: float, unit: str) -> str:
 
 
 def _alerts(alerts: list[Mapping[str, Any]]) -> list[RenderableType]:
+    from rich.padding import Padding
     from rich.text import Text
 
     if not alerts:
         return [Text("no alert is pending or firing", style="dim")]
     rows: list[RenderableType] = []
-    for alert in sorted(alerts, key=lambda a: (a["state"] != "firing", a["severity"], a["name"])):
+    for alert in alerts:
         style = "bold red" if alert["severity"] == "critical" else "yellow"
-        head = Text.assemble((alert["name"], style), f"  {alert['severity']}, {alert['state']}")
-        rows += [head, Text(f"  {alert['summary']}"), Text(f"  {alert['description']}", style="dim")]
+        words = [alert["severity"], alert["state"], *(f"{n} {v}" for n, v in alert["labels"].items())]
+        words += [f"explained by {alert['inhibited_by']}"] if alert["inhibited_by"] else []
+        likely = [f"Likely: {'; '.join(alert['causes'])}"] if alert["causes"] else []
+        likely += [f"Runbook: {alert['runbook_url']}"] if alert["runbook_url"] else []
+        rows.append(Text.assemble((alert["name"], style), f"  {', '.join(words)}"))
+        rows += [Padding(text, (0, 0, 0, 2)) for text in (alert["summary"], alert["description"], *likely)]
     return rows

@@ -29,7 +29,10 @@ header .soft{flex-basis:100%}
 .card{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:12px;min-width:0}
 .tiles{display:grid;gap:8px;grid-template-columns:repeat(auto-fill,minmax(98px,1fr));margin-bottom:12px}
 .tile{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:8px 10px}
-.tile b{display:block;font-size:1.2rem;font-variant-numeric:tabular-nums}
+.tile b{display:block;font-size:1.1rem;font-variant-numeric:tabular-nums;white-space:nowrap}
+.bar{display:grid;grid-template-columns:1.5em 1fr 4em;gap:8px;align-items:center;font-size:.85rem}
+.bar i{display:block;height:9px;border-radius:3px;background:var(--a)}.bar b{text-align:right;font-weight:400}
+h2+.bar{margin-top:2px}.card h2:nth-of-type(n+2){margin-top:16px}
 .verdict{margin:0 0 6px;overflow-wrap:anywhere}.verdict b{display:inline-block;min-width:4.2em}
 .verdict b+b{min-width:2.2em}h2 .soft{font-weight:400}
 svg{display:block;width:100%;height:auto}
@@ -39,7 +42,7 @@ svg text{fill:var(--soft);font:12px system-ui,sans-serif}
 .key{display:inline-block;width:16px;border-top:3px solid;vertical-align:middle;margin:0 5px 0 10px}
 .ka{border-color:var(--a)}.kb{border-color:var(--b)}.kr{border-top:2px dashed var(--soft)}
 .alert{border-left:4px solid;padding:2px 0 2px 10px;margin:0 0 10px;overflow-wrap:anywhere}
-.alert p{margin:2px 0;color:var(--ink)}
+.alert p{margin:2px 0;color:var(--ink)}.alert p.soft{color:var(--soft)}a{color:var(--a)}
 """
 
 
@@ -55,8 +58,8 @@ def render(status: Mapping[str, Any], points: Sequence[Point], *, refresh_second
 {_header(status, title, stamp, refresh)}
 {_tiles(status)}
 <div class="grid">
-<section class="card"><h2>Alerts</h2>{_alerts(status["alerts"])}</section>
-<section class="card"><h2>Verdicts</h2>{_verdicts(status)}</section>
+<section class="card"><h2>Alerts</h2>{_alerts(status["alerts"], now)}</section>
+<section class="card"><h2>Verdicts</h2>{_verdicts(status)}{_positions(status)}</section>
 {_charts(status, points, now)}
 </div></main></body></html>
 """
@@ -71,9 +74,26 @@ def _header(status: Mapping[str, Any], title: str, stamp: str, refresh: int) -> 
     return (
         f'<header><h1>{title}</h1><span class="pill {color}">{escape(condition)}</span>'
         f'<span class="pill {ready[0]}">{ready[1]}</span>'
-        f'<span class="soft">{escape(str(status["method"] or "no speculation"))} · {escape(versions)}{supervisor}'
+        f'<span class="soft">{escape(_method(status))} · {escape(versions)}{supervisor}'
         f" · {stamp}, again every {refresh} s</span></header>"
     )
+
+
+def _method(status: Mapping[str, Any]) -> str:
+    if not status["method"]:
+        return "no speculation"
+    return f"{status['method']}, {status['num_speculative_tokens']} tokens per draft"
+
+
+def _positions(status: Mapping[str, Any]) -> str:
+    """How often the draft's first, second, ... token is accepted: where to cut drafts."""
+    found = status["windows"].get("5m", {}).get("acceptance_rate_per_position", {})
+    bars = "".join(
+        f'<div class="bar"><span class="soft">{int(position) + 1}</span>'
+        f'<i style="width:{100 * rate:.1f}%"></i><b>{percent(rate)}</b></div>'
+        for position, rate in sorted(found.items(), key=lambda row: int(row[0]))
+    )
+    return f'<h2>Accepted by place in the draft <span class="soft">5 min</span></h2>{bars}' if bars else ""
 
 
 def _number(value: float | None, digits: int = 0) -> str:
@@ -100,7 +120,7 @@ def _tiles(status: Mapping[str, Any]) -> str:
     cells = "".join(
         f'<div class="tile"><b>{escape(v)}</b><span class="soft">{escape(n)}</span></div>' for n, v in tiles
     )
-    return f'<div class="tiles">{cells}</div>'
+    return f'<div class="tiles">{cells}</div><p class="soft">Rates and percentiles are of the last minute.</p>'
 
 
 def _seconds(value: float | None) -> str:
@@ -121,19 +141,34 @@ def _verdicts(status: Mapping[str, Any]) -> str:
     return "".join(rows)
 
 
-def _alerts(alerts: Iterable[Mapping[str, Any]]) -> str:
-    order = {"critical": 0, "warning": 1}
+def _alerts(alerts: Iterable[Mapping[str, Any]], now: float) -> str:
     rows = []
-    for alert in sorted(alerts, key=lambda a: (a["state"] != "firing", order.get(str(a["severity"]), 2), a["name"])):
+    for alert in alerts:
         color = "bad" if alert["severity"] == "critical" else "warn"
         words = [str(alert["severity"]), str(alert["state"])]
-        words += [f"explained by {alert['inhibited_by']}"] if alert.get("inhibited_by") else []
+        words += [f"for {duration(max(0.0, now - alert['started_at']))}"] if alert["started_at"] else []
+        words += [f"{name} {value}" for name, value in alert["labels"].items()]
+        words += [f"explained by {alert['inhibited_by']}"] if alert["inhibited_by"] else []
+        more = [str(alert["description"])]
+        more += [f"Likely: {'; '.join(alert['causes'])}"] if alert["causes"] else []
         rows.append(
             f'<div class="alert {color}"><b>{escape(str(alert["name"]))}</b> '
             f'<span class="soft">{escape(" · ".join(words))}</span>'
-            f'<p>{escape(str(alert["summary"]))}</p><p class="soft">{escape(str(alert["description"]))}</p></div>'
+            f"<p>{escape(str(alert['summary']))}</p>"
+            + "".join(f'<p class="soft">{escape(text)}</p>' for text in more)
+            + _runbook(alert["runbook_url"])
+            + "</div>"
         )
     return "".join(rows) or '<p class="soft">none pending, none firing</p>'
+
+
+def _runbook(url: str | None) -> str:
+    """A link where it is an address; a path in the repository otherwise."""
+    if not url:
+        return ""
+    text = escape(url)
+    link = f'<a href="{text}">{text}</a>' if url.startswith(("https://", "http://")) else text
+    return f'<p class="soft">Runbook: {link}</p>'
 
 
 def _charts(status: Mapping[str, Any], points: Sequence[Point], now: float) -> str:

@@ -185,7 +185,7 @@ class Probe:
             self._progress(now)
         self._marker, self._process_start = marker, start or self._process_start
         if tokens:
-            self._started = self._started or f"{tokens:.0f} output tokens since the engine started"
+            self._started = self._started or f"it had made {tokens:.0f} output tokens when first seen"
 
     def _is_restart(self, marker: tuple[float | None, ...], start: float | None) -> bool:
         if start is not None and self._process_start is not None and start != self._process_start:

@@ -399,7 +399,7 @@ def test_the_status_command(stub, sidecar) -> None:
     watcher.becomes("idle")
     shown = run("status", "--url", watcher.url)
     assert shown.returncode == 0
-    assert "condition  idle" in shown.stdout
+    assert re.search(r"^condition +idle", shown.stdout, re.MULTILINE)
     assert json.loads(run("status", "--url", watcher.url, "--format", "json").stdout)["model_name"] == "stub"
     engine.process.kill()
     wait_until(lambda: watcher.probes()[2] == 503)

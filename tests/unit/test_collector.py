@@ -425,6 +425,10 @@ def test_the_page_is_self_contained_and_escapes() -> None:
             "state": "firing",
             "summary": "s&",
             "description": "d",
+            "labels": {"gpu": "0"},
+            "causes": ["<i>heat</i>"],
+            "runbook_url": 'docs/"A.md',
+            "started_at": 1e9 + 480,
             "inhibited_by": None,
         }
     ]
@@ -432,6 +436,8 @@ def test_the_page_is_self_contained_and_escapes() -> None:
     assert "<script" not in text
     assert "&lt;script&gt;" in text
     assert "A&lt;b&gt;" in text
+    assert "critical · firing · for 2 min 0 s · gpu 0" in text
+    assert "Likely: &lt;i&gt;heat" in text
     assert not re.search(r"(src|href)=", text)
     assert not re.search(r"url\(|@import|https?://", text)
     assert text.count("<svg") == 4

@@ -35,6 +35,7 @@ FIRING = Alert(
     description="specserve_acceptance_rate is 0.31",
     runbook_url="https://example.org/AcceptanceRateLow.md",
     started_at=1_800_000_000.0,
+    causes=("the traffic", "the draft"),
 )
 RESOLVED = replace(FIRING, state=State.RESOLVED, reason=Reason.CLEAR, ended_at=1_800_000_060.0)
 WHO = {"model_name": "tiny", "instance": "a"}
@@ -140,7 +141,7 @@ def test_alertmanager(server: Server) -> None:
         "labels": {**WHO, "alertname": "AcceptanceRateLow", "severity": "warning"},
         "annotations": {
             "summary": "The target rejects <much>",
-            "description": "specserve_acceptance_rate is 0.31",
+            "description": "specserve_acceptance_rate is 0.31. Likely: the traffic; the draft",
             "runbook_url": "https://example.org/AcceptanceRateLow.md",
         },
         "startsAt": "2027-01-15T08:00:00.000Z",
@@ -194,7 +195,8 @@ def test_slack_text(server: Server) -> None:
     assert server.bodies() == [
         {
             "text": ":warning: *AcceptanceRateLow* warning: The target rejects &lt;much&gt;\n"
-            "specserve_acceptance_rate is 0.31 instance=a model_name=tiny\n"
+            "specserve_acceptance_rate is 0.31. Likely: the traffic; the draft\n"
+            "instance=a model_name=tiny\n"
             "Runbook: https://example.org/AcceptanceRateLow.md"
         }
     ]
