@@ -105,10 +105,12 @@ class EngineFacts:
     mtp_sources: Mapping[str, str] = field(default_factory=dict)
     """``model_type`` or architecture of a target -> the MTP model type vLLM turns it into."""
     architectures: frozenset[str] = frozenset()
+    without_eagle3: frozenset[str] = frozenset()
+    """Those whose class cannot give EAGLE3 and DFlash the hidden states that they read."""
     transformers_architectures: frozenset[str] = frozenset()
+    """Classes of the Transformers library, through which vLLM can run what it has no class for."""
     model_types: frozenset[str] = frozenset()
     """Every ``model_type`` that can be parsed without code from the checkpoint."""
-    """Classes of the Transformers library, through which vLLM can run what it has no class for."""
     environment_names: frozenset[str] = frozenset()
     platform: str | None = None
     has_triton: bool | None = None
@@ -236,6 +238,7 @@ def parse(of: Installed, answers: Mapping[str, Any]) -> EngineFacts:
         mtp_model_types=frozenset(answers.get("mtp_model_types", ())),
         mtp_sources=dict(answers.get("mtp_sources", {})),
         architectures=frozenset(answers.get("architectures", ())),
+        without_eagle3=frozenset(answers.get("without_eagle3", ())),
         transformers_architectures=frozenset(answers.get("transformers_architectures", ())),
         model_types=frozenset(answers.get("model_types", ())),
         environment_names=frozenset(answers.get("environment_names", ())),

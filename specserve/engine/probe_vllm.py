@@ -12,6 +12,7 @@ import enum
 import gc
 import json
 import os
+import re
 import sys
 import typing
 from pathlib import Path
@@ -20,6 +21,8 @@ from typing import Any
 
 MOVED = (ImportError, AttributeError, TypeError, ValueError, KeyError, RuntimeError, AssertionError, IndexError)
 """What asking another version for something it names otherwise can raise."""
+ROOTS = ("Module", "Protocol", "Generic", "ABC", "object")
+"""Bases of model classes that are not models themselves."""
 KINDS = {"_StoreTrueAction": "switch", "BooleanOptionalAction": "toggle", "_AppendAction": "repeat"}
 
 
@@ -133,6 +136,41 @@ def architectures() -> list[str]:
     return sorted(ModelRegistry.get_supported_archs())
 
 
+def without_eagle3() -> list[str]:
+    """Architectures whose class surely lacks the interface through which EAGLE3 and DFlash read hidden states.
+
+    From the sources' class statements: importing every model would take minutes. Where a base class is not one of a
+    class statement, nothing is said.
+    """
+    from vllm.model_executor import models
+
+    folder, homes = Path(models.__file__).parent, set()
+    bases: dict[str, set[str]] = {name: set() for name in ROOTS}
+    for path in folder.rglob("*.py"):
+        module = ".".join((models.__name__, *path.relative_to(folder).with_suffix("").parts))
+        for name, listed in re.findall(
+            r"^class (\w+)(?:\(([^)]*)\))?:", path.read_text(encoding="utf-8"), re.MULTILINE
+        ):
+            bases.setdefault(name, set()).update(re.findall(r"(\w+)\s*(?:\[[^\]]*\])?\s*(?:,|$)", listed))
+            homes.add((module, name))
+
+    def family(name: str, seen: set[str]) -> set[str]:
+        if name not in seen:
+            seen.add(name)
+            for base in bases.get(name, ()):
+                family(base, seen)
+        return seen
+
+    out = []
+    for architecture, entry in models.ModelRegistry.models.items():
+        name = getattr(entry, "class_name", "")
+        if (getattr(entry, "module_name", ""), name) in homes:
+            names = family(name, set())
+            if "SupportsEagle3" not in names and names <= bases.keys():
+                out.append(architecture)
+    return sorted(out)
+
+
 def transformers_architectures() -> list[str]:
     """Model classes that vLLM could run through its Transformers backend."""
     import transformers
@@ -211,7 +249,7 @@ def main() -> None:
     answers: dict[str, Any] = {}
     unanswered: dict[str, str] = {}
     for question in (
-        flags, speculative_keys, methods, mtp_model_types, mtp_sources, model_types, architectures,
+        flags, speculative_keys, methods, mtp_model_types, mtp_sources, model_types, architectures, without_eagle3,
         transformers_architectures, environment_names, platform, has_triton, default_max_num_seqs, runner_refusals,
     ):  # fmt: skip
         try:

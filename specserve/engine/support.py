@@ -142,6 +142,14 @@ def _method(
             "install a newer vLLM, or choose another method",
         )
         return
+    if engine is not None and (name := _without_hidden_states(method, target, draft, engine)):
+        yield Finding(
+            "method-unsupported",
+            "error",
+            "speculative_decoding.method",
+            f"{engine.installed} cannot give the hidden states of a {name} to a draft; method '{method}' reads them",
+            "install a newer vLLM, or choose method ngram, suffix or draft_model",
+        )
     predicted = predict(settings, target, draft, engine)
     if predicted is None or predicted.method == method:
         return
@@ -154,6 +162,19 @@ def _method(
         if "path" in predicted.because:
             fix += ", or move the checkpoint to a folder whose path does not say so"
     yield Finding("method-mismatch", "error", "speculative_decoding.method", message, fix)
+
+
+def _without_hidden_states(
+    method: str | None, target: ModelFacts | None, draft: ModelFacts | None, engine: EngineFacts
+) -> str | None:
+    """The target's class, if it cannot do what EAGLE3 and DFlash need. vLLM finds out after both are loaded
+    (``gpu_model_runner.py`` of 0.32). An EAGLE3 head may say that it does without."""
+    own = draft.config.get("eagle_config") if draft else None
+    needless = isinstance(own, Mapping) and own.get("use_aux_hidden_state") is False
+    if target is None or method not in ("eagle3", "dflash") or needless:
+        return None
+    names = set(target.architectures)
+    return min(names) if names and names <= engine.without_eagle3 else None
 
 
 def _runner(settings: Settings, engine: EngineFacts | None, environ: Mapping[str, str]) -> Iterator[Finding]:

@@ -103,6 +103,27 @@ def test_methods_that_vllm_keeps(method: str) -> None:
     assert predict(settings, model(), model("/m/head"), GPU) == Predicted(method, "vLLM takes it as configured")
 
 
+@pytest.mark.parametrize(
+    ("architecture", "method", "eagle_config", "refused"),
+    [
+        ("Gemma3ForCausalLM", "eagle3", None, True),
+        ("Gemma3ForCausalLM", "dflash", None, True),
+        ("Gemma3ForCausalLM", "eagle3", {"use_aux_hidden_state": False}, False),
+        ("Gemma3ForCausalLM", "eagle", None, False),
+        ("LlamaForCausalLM", "eagle3", None, False),
+        ("NobodyKnowsForCausalLM", "eagle3", None, False),
+    ],
+)
+def test_a_target_that_gives_no_hidden_states(
+    architecture: str, method: str, eagle_config: dict[str, Any] | None, refused: bool
+) -> None:
+    """EAGLE3 and DFlash need an interface of the target's class; without it vLLM fails after loading both."""
+    head = model("/m/head", **({"eagle_config": eagle_config} if eagle_config else {}))
+    target = model(architectures=[architecture])
+    found = ask(make(draft="/m/head", speculative_decoding=spec(method)), target, head)
+    assert ("method-unsupported" in codes(found)) is refused
+
+
 @pytest.mark.parametrize("method", ["ngram", "ngram_gpu", "suffix"])
 def test_methods_without_a_draft_are_never_overruled(method: str) -> None:
     """There is no checkpoint whose name could matter."""
