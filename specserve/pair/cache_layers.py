@@ -59,17 +59,13 @@ def of_draft(method: str | None, target: Config, draft: Config | None, shape: Sh
     """What the proposer caches: all layers of a draft model, one per EAGLE layer, one per MTP layer, else none."""
     if not shape.drafts_with_a_model or method in {"medusa", "mlp_speculator"}:
         return CacheModel(())
-    if draft is None:
-        model = _mtp_layers(target, _Side(shape, shape.tp, shape.draft_kv_dtype))
+    if draft is None:  # MTP: full attention with the target's heads, or MLA where the target has it
+        count = first_int(target, "mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules") or 1
+        layer = _attention(target, _Side(shape, shape.tp, shape.draft_kv_dtype), "full")
+        model = CacheModel((layer,) * min(count, 64))
     else:
         model = _layers(draft, _Side(shape, shape.draft_tp, shape.draft_kv_dtype))
     return CacheModel(tuple(replace(layer, draft=True) for layer in model.layers), model.assumed)
-
-
-def _mtp_layers(config: Config, side: _Side) -> CacheModel:
-    """One full-attention layer per MTP module, with the target's heads (MLA where the target has it)."""
-    count = min(first_int(config, "mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules") or 1, 64)
-    return CacheModel((_attention(config, side, "full", None),) * count)
 
 
 def _layers(config: Config, side: _Side) -> CacheModel:
@@ -96,25 +92,19 @@ def _one_layer(kind: str, config: Config, side: _Side, assumed: list[str]) -> li
         return [_attention(config, side, "sliding", window)]
     if kind == "chunked":
         return [_attention(config, side, "chunked", first_int(config, "attention_chunk_size"))]
+    layers = [_attention(config, side, "full")]
+    if (indexer := first_int(config, "index_head_dim")) and config.get("index_topk"):
+        layers.append(CacheLayer("full", token_bytes=indexer + 4 * -(-indexer // 128), mla=True))
     if kind in {"full", "sliding"}:
-        return _full_attention(config, side)
+        return layers
     state = state_bytes(config, side.shape, side.tp)
     if state is None:
         assumed.append(f"KV cache: the state of '{kind}' layers is not known here, counted as full attention")
-        return _full_attention(config, side)
-    layer = CacheLayer("state", state_bytes=state)
-    return [layer, *_full_attention(config, side)] if kind == "state+full" else [layer]
+        return layers
+    return [CacheLayer("state", state_bytes=state), *(layers if kind == "state+full" else ())]
 
 
-def _full_attention(config: Config, side: _Side) -> list[CacheLayer]:
-    layer = _attention(config, side, "full", None)
-    indexer = first_int(config, "index_head_dim") if config.get("index_topk") else None
-    if indexer is None:
-        return [layer]
-    return [layer, CacheLayer("full", token_bytes=indexer + 4 * -(-indexer // 128), mla=True)]
-
-
-def _attention(config: Config, side: _Side, kind: Kind, window: int | None) -> CacheLayer:
+def _attention(config: Config, side: _Side, kind: Kind, window: int | None = None) -> CacheLayer:
     if is_mla(config):
         return CacheLayer(kind, _mla_token_bytes(config, side), window, mla=True)
     heads, key_dim, value_dim = head_geometry(config, kind)
