@@ -84,6 +84,7 @@ def test_text_repeats_exactly_by_seed(text: ModuleType) -> None:
     ("command", "code", "says"),
     [
         (["quickstart", "--twice"], 2, "usage: scripts/quickstart [--once]\n"),
+        (["quickstart", "--help"], 0, ""),
         pytest.param(
             ["debian-packages", "coreutils"],
             0,
