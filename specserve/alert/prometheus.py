@@ -44,6 +44,34 @@ def rule_file(alerts: Alerts, *, runbook_base_url: str | None = None) -> str:
     return _HEADER + yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
 
 
+def rows(alerts: Alerts) -> list[dict[str, Any]]:
+    """The built-in alerts under these settings, as data."""
+    return [
+        {
+            "name": definition.name,
+            "severity": definition.severity,
+            "active": limits.active,
+            "rule": _rule_text(limits),
+            "for_seconds": limits.timing.for_seconds,
+            "keep_firing_for_seconds": limits.timing.keep_firing_for_seconds,
+            "summary": definition.summary,
+            "causes": list(definition.causes),
+        }
+        for definition in definitions()
+        for limits in [thresholds(alerts, definition.name)]
+    ]
+
+
+def _rule_text(limits: Thresholds) -> str:
+    if not limits.active:
+        return "off"
+    wait = f"for {short_duration(limits.timing.for_seconds)}" if limits.timing.for_seconds else "at once"
+    if limits.fire == 0 and limits.resolve == 0:
+        return wait
+    sign, back = ("<", ">=") if limits.direction == "below" else (">", "<=")
+    return f"{sign} {limits.fire:g} {wait}, ends {back} {limits.resolve:g}"
+
+
 def inhibit_rules() -> str:
     """``inhibit_rules`` for Alertmanager's own configuration, as YAML."""
     sources: dict[str, list[str]] = {}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specserve.commands.options import http_url
+from specserve.commands.options import format_option, http_url
 
 if TYPE_CHECKING:
     from specserve.config.alerting import Alerts
@@ -31,15 +31,12 @@ def _settings(config: str | None) -> Alerts:
 
 @alerts.command("list")
 @_CONFIG
-@click.option("--format", "output", type=click.Choice(["text", "json", "markdown"]), default="text", show_default=True)
+@format_option
 def list_(config: str | None, output: str) -> None:
     """Print the built-in alerts and their thresholds."""
-    from specserve.alert import page
+    from specserve.alert.prometheus import rows as all_rows
 
-    if output == "markdown":
-        click.echo(page.markdown(), nl=False)
-        return
-    rows = page.rows(_settings(config))
+    rows = all_rows(_settings(config))
     if output == "json":
         import json
 
@@ -74,10 +71,10 @@ def inhibit() -> None:
 @alerts.command()
 def metrics() -> None:
     """Print the metrics that a custom rule may use, with their labels."""
-    from specserve.alert import page
+    from specserve.families import FAMILIES
 
-    for line in page.metrics():
-        click.echo(line)
+    for family in FAMILIES.values():
+        click.echo(family.name + ("{" + ", ".join(family.labels) + "}" if family.labels else ""))
 
 
 @alerts.command()
