@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specserve.units import GIB
-
 
 @dataclass(frozen=True, slots=True)
 class DeviceProcess:
@@ -32,18 +30,7 @@ class Device:
     """In use now by anybody; the driver's own reservation is not in it."""
     reserved_bytes: int = 0
     """What driver and firmware keep for themselves (NVML's ``reserved``); CUDA's total is total - reserved."""
-    compute_capability: tuple[int, int] | None = None
     processes: tuple[DeviceProcess, ...] = ()
-
-
-def what_if(name: str | None, memory_gib: float, count: int) -> tuple[Device, ...]:
-    """Devices that nobody has plugged in, idle, for a plan on other hardware.
-
-    >>> [d.index for d in what_if("NVIDIA L4", 22.5, 2)]
-    [0, 1]
-    """
-    total = int(memory_gib * GIB)
-    return tuple(Device(i, f"what-if-{i}", name or "unnamed GPU", total, 0) for i in range(count))
 
 
 def devices() -> tuple[Device, ...] | None:
@@ -67,7 +54,7 @@ def visible(found: Sequence[Device], selection: str | None) -> tuple[Device, ...
 
     Numbers and UUID prefixes are understood; as in CUDA, the list ends at the first entry that names no device.
 
-    >>> gpus = what_if("NVIDIA L4", 22.5, 3)
+    >>> gpus = [Device(i, f"GPU-{i}", "NVIDIA L4", 0, 0) for i in range(3)]
     >>> [d.index for d in visible(gpus, "2,0")], visible(gpus, "")
     ([2, 0], ())
     """
@@ -75,44 +62,23 @@ def visible(found: Sequence[Device], selection: str | None) -> tuple[Device, ...
         return tuple(found)
     chosen: list[Device] = []
     for entry in (part.strip() for part in selection.split(",")):
-        match = [d for d in found if _selects(entry, d)]
+        by_number = entry.isdigit()
+        match = [d for d in found if (str(d.index) == entry if by_number else entry and d.uuid.startswith(entry))]
         if not match:
             break
         chosen.append(match[0])
     return tuple(chosen)
 
 
-def _selects(entry: str, device: Device) -> bool:
-    return str(device.index) == entry if entry.isdigit() else bool(entry) and device.uuid.startswith(entry)
-
-
 def _device(nvml: Any, index: int) -> Device:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    total, used, reserved = _memory(nvml, handle)
-    try:
-        capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle))
-    except nvml.NVMLError:
-        capability = None
-    return Device(
-        index=index,
-        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
-        name=_text(nvml.nvmlDeviceGetName(handle)),
-        total_bytes=total,
-        used_bytes=used,
-        reserved_bytes=reserved,
-        compute_capability=capability,
-        processes=_processes(nvml, handle),
-    )
-
-
-def _memory(nvml: Any, handle: Any) -> tuple[int, int, int]:
-    """Total, used, reserved. Drivers before 510 count their reservation as used and do not tell it apart."""
     try:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
-    except nvml.NVMLError:
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        return int(memory.total), int(memory.used), 0
-    return int(memory.total), int(memory.used), int(memory.reserved)
+        reserved = int(memory.reserved)
+    except nvml.NVMLError:  # drivers before 510 count their reservation as used and do not tell it apart
+        memory, reserved = nvml.nvmlDeviceGetMemoryInfo(handle), 0
+    uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
+    return Device(index, uuid, name, int(memory.total), int(memory.used), reserved, _processes(nvml, handle))
 
 
 def _processes(nvml: Any, handle: Any) -> tuple[DeviceProcess, ...]:
@@ -136,7 +102,3 @@ def _name(pid: int) -> str | None:
         return psutil.Process(pid).name()
     except psutil.Error:
         return None
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value

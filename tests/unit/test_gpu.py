@@ -11,11 +11,12 @@ from specserve.units import GIB
 
 @pytest.mark.parametrize(
     ("selection", "indices"),
-    [(None, [0, 1, 2]), ("1", [1]), ("2,0", [2, 0]), ("", []), ("0,7,1", [0]), ("what-if-1", [1]), ("-1", [])],
+    [(None, [0, 1, 2]), ("1", [1]), ("2,0", [2, 0]), ("", []), ("0,7,1", [0]), ("GPU-1", [1]), ("-1", [])],
 )
 def test_visible_devices(selection: str | None, indices: list[int]) -> None:
     """CUDA_VISIBLE_DEVICES takes numbers or UUIDs and ends at the first entry that names nothing."""
-    assert [d.index for d in gpu.visible(gpu.what_if("NVIDIA L4", 22.5, 3), selection)] == indices
+    found = [gpu.Device(i, f"GPU-{i}", "NVIDIA L4", 22 * GIB, 0) for i in range(3)]
+    assert [d.index for d in gpu.visible(found, selection)] == indices
 
 
 def test_a_machine_without_nvml_has_no_devices_and_no_error() -> None:
