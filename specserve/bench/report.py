@@ -77,10 +77,12 @@ def _advice(workload: str, cells: Sequence[Cell]) -> str:
             on = [c for c in faster if c.concurrency <= limit]
             return (
                 f"Turn it on for {workload} up to {limit} concurrent requests ({_factors(on)}); "
-                f"from {min(s.concurrency for s in slower)} on leave it off ({_factors(slower)})."
+                f"from {min(s.concurrency for s in slower)} on leave it off ({_factors(slower)}). "
+                f"In the config: speculative_decoding.max_batch_size: {limit}."
             )
     if slower:
-        return f"Leave it off for {workload}: {_factors(slower)} (below 1 is slower)."
+        seen = f"{_factors(slower)} (below 1 is slower)"
+        return f"Leave it off for {workload}: {seen}. In the config: speculative_decoding.enabled: false."
     if known and all(c.verdict == "no difference" for c in known):
         return f"It makes no difference for {workload} ({_factors(known)})."
     if known:

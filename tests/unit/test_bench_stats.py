@@ -89,6 +89,17 @@ def test_a_slower_arm_is_slower(seed: int) -> None:
     assert verdict(simulate(0.8, seed=seed, repeat=2)).verdict == "slower"
 
 
+def test_the_advice_is_a_line_for_the_config() -> None:
+    """Faster at 4 requests and slower at 16 becomes the largest batch that speculates; slower everywhere, off."""
+    under_load = [b.model_copy(update={"concurrency": 16}) for b in simulate(0.7, repeat=2).blocks]
+    both = result([*simulate(1.5, repeat=2).blocks, *under_load])
+    (advice,) = report.conclusion(both, judge.cells(both))
+    assert advice.startswith("Turn it on for w up to 4 concurrent requests (1.")
+    assert advice.endswith("In the config: speculative_decoding.max_batch_size: 4.")
+    never = result(under_load)
+    assert report.conclusion(never, judge.cells(never))[0].endswith("speculative_decoding.enabled: false.")
+
+
 def test_equal_arms_are_rarely_told_apart() -> None:
     """Over 200 benches of an arm against itself, fewer than 5 % claim a difference."""
     wrong = sum(verdict(simulate(1.0, seed=s)).verdict in ("faster", "slower") for s in range(200))
