@@ -15,6 +15,7 @@ from specserve.engine import args
 from specserve.engine.introspect import EngineFacts, release
 from specserve.engine.method import Runner
 from specserve.findings import Finding, Severity
+from specserve.pair import match
 from specserve.pair.facts import ModelFacts
 
 FILE = Path(__file__).with_name("known_bad.yaml")
@@ -112,6 +113,8 @@ def features(
         not in (None, settings.models.target_model.tensor_parallel_size),
         "draft-inherits-kv": spec.get("kv_cache_dtype") is None,
         "unpadded-drafts": bool(spec.get("disable_padded_drafter_batch")),
+        "other-vocabulary": bool(spec.get("use_heterogeneous_vocab")),
+        "local-argmax": bool(spec.get("use_local_argmax_reduction")),
         "adaptive-verification": bool(spec.get("enable_adaptive_verification")),
         "several-tokens": settings.speculative_decoding.num_speculative_tokens > 1,
         "more-than-two-tokens": settings.speculative_decoding.num_speculative_tokens > 2,
@@ -132,8 +135,8 @@ def _of_models(settings: Settings, target: ModelFacts | None, draft: ModelFacts 
         "hybrid-target": any("linear" in str(t) or "mamba" in str(t) or "recurrent" in str(t) for t in layers)
         or bool(config.get("full_attention_interval") or config.get("hybrid_override_pattern")),
         "moe-target": any(config.get(k) for k in ("num_experts", "num_local_experts", "n_routed_experts")),
-        "m-rope-target": uses_mrope(target),
-        "m-rope-draft": uses_mrope(draft),
+        "m-rope-target": target is not None and match.uses_mrope(target),
+        "m-rope-draft": draft is not None and match.uses_mrope(draft),
         "fp8-kv": kv_cache_dtype(settings, target).startswith("fp8"),
         "short-draft-context": _short_context(settings, target, draft),
     }
@@ -147,22 +150,10 @@ def kv_cache_dtype(settings: Settings, target: ModelFacts | None) -> str:
     return "fp8" if isinstance(scheme, Mapping) and scheme.get("num_bits") == 8 else "auto"
 
 
-def uses_mrope(facts: ModelFacts | None) -> bool:
-    """Whether positions are sectioned (M-RoPE), as vLLM's ``uses_mrope`` decides."""
-    if facts is None:
-        return False
-    for config in (facts.config, facts.text_config):
-        for key in ("rope_parameters", "rope_scaling"):
-            rope = config.get(key)
-            if isinstance(rope, Mapping) and "mrope_section" in rope:
-                return True
-    return False
-
-
 def _short_context(settings: Settings, target: ModelFacts | None, draft: ModelFacts | None) -> bool:
-    own = draft.text_config.get("max_position_embeddings") if draft else None
-    served = settings.engine.max_model_len or (target.text_config.get("max_position_embeddings") if target else None)
-    return isinstance(own, int) and isinstance(served, int) and own < served
+    own = match.native_length(draft) if draft else None
+    served = match.served_length(settings, target) if target else settings.engine.max_model_len
+    return own is not None and served is not None and own < served
 
 
 def _number(value: Any) -> int:

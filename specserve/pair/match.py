@@ -103,8 +103,8 @@ def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def uses_mrope(facts: ModelFacts) -> bool:
-    """Whether positions have several dimensions (text, height, width)."""
-    return "mrope_section" in _rope(facts.text_config) or "mrope_section" in facts.text_config
+    """Whether positions have several dimensions (text, height, width), as vLLM's ``uses_mrope`` decides."""
+    return any("mrope_section" in _rope(config) for config in (facts.config, facts.text_config))
 
 
 def _context(settings: Settings, target: ModelFacts, draft: ModelFacts, *, is_head: bool) -> Iterator[Finding]:
