@@ -80,18 +80,24 @@ def activation(
     config: Config, shape: Shape, constants: Constants, *, first: bool, last: bool, tower: Config | None
 ) -> int:
     """Peak of the profiling step: the largest of encoder, one layer's forward pass and sampler, and what stays."""
-    hidden, width = first_int(config, "hidden_size", "n_embd", "d_model") or 4096, shape.dtype_bytes
-    if shape.accounting.v0:
-        return _v0_activation(config, shape, hidden)
-    tokens = shape.max_num_batched_tokens
+    hidden, width, tokens = _hidden(config), shape.dtype_bytes, shape.max_num_batched_tokens
+    if shape.accounting.v0:  # a whole prompt at once, and float32 logits of every sequence
+        inner = first_int(config, "intermediate_size") or 4 * hidden
+        forward = tokens * 3 * (inner // shape.tp + hidden) * width
+        return max(forward, shape.max_num_seqs * vocabulary(config) * 4 * 3)
     received = 0 if first else 2 * tokens * hidden * width  # hidden states and residual of the stage before
     sampler = tokens * hidden * width + sampler_bytes(config, shape, constants) if last else 0
     outputs = encoder = 0
     if tower is not None and first:
-        items = max(tokens, MAX_ITEM_TOKENS if _dynamic_resolution(tower) else 0)
-        outputs, encoder = 2 * items * hidden * width, encoder_bytes(tower, shape, items)
-    peak = max(forward_bytes(config, shape, hidden), sampler, encoder)
-    return int(peak + moe_workspace(config, shape, hidden) + received + outputs + constants.fixed_activation)
+        dynamic = bool(tower.get("spatial_merge_size") or tower.get("out_hidden_size"))  # images of any size
+        items = max(tokens, MAX_ITEM_TOKENS) if dynamic else tokens
+        outputs, encoder = 2 * items * hidden * width, encoder_bytes(tower, shape, items) if dynamic else 0
+    peak = max(forward_bytes(config, shape), sampler, encoder)
+    return int(peak + moe_workspace(config, shape) + received + outputs + constants.fixed_activation)
+
+
+def _hidden(config: Config) -> int:
+    return first_int(config, "hidden_size", "n_embd", "d_model") or 4096
 
 
 def logit_rows(shape: Shape) -> int:
@@ -148,50 +154,36 @@ def outside_budget(
     return own + max(0, int(logits * (3.5 + pinned) + 0.27 * GIB) - activation)
 
 
-def forward_bytes(config: Config, shape: Shape, hidden: int) -> int:
+def forward_bytes(config: Config, shape: Shape) -> int:
     """One layer on ``max_num_batched_tokens``: gate and up, their product, input, output and residual."""
+    hidden = _hidden(config)
     inner = first_int(config, "intermediate_size", "ffn_dim", "n_inner") or 4 * hidden
     if expert_count(config):
         inner = first_int(config, "shared_expert_intermediate_size", "moe_intermediate_size") or hidden
-    wide = 3 * (inner // shape.tp) + 2 * hidden
-    return shape.max_num_batched_tokens * wide * shape.dtype_bytes
+    return shape.max_num_batched_tokens * (3 * (inner // shape.tp) + 2 * hidden) * shape.dtype_bytes
 
 
-def moe_workspace(config: Config, shape: Shape, hidden: int) -> int:
+def moe_workspace(config: Config, shape: Shape) -> int:
     """Buffers of the fused expert kernels, which stay: tokens x experts per token x the widest of what passes.
 
     MXFP4 kernels (gpt-oss) bring none.
     """
     top = first_int(config, "num_experts_per_tok", "num_experts_per_token", "moe_topk") or 0
-    if not expert_count(config) or not top or shape.weight_format == "mxfp4":
+    if not expert_count(config) or shape.weight_format == "mxfp4":
         return 0
-    inner = (first_int(config, "moe_intermediate_size", "intermediate_size") or hidden) // (
-        shape.tp if shape.ep == 1 else 1
-    )
+    hidden = _hidden(config)
+    inner = first_int(config, "moe_intermediate_size", "intermediate_size") or hidden
+    inner //= shape.tp if shape.ep == 1 else 1
     rows = shape.max_num_batched_tokens * top
     return rows * (max(2 * inner, hidden) + max(inner, hidden)) * shape.dtype_bytes
 
 
-def _dynamic_resolution(tower: Config) -> bool:
-    """Towers that take images of any size (they merge patches) are profiled with the largest one."""
-    return bool(tower.get("spatial_merge_size") or tower.get("out_hidden_size"))
-
-
 def encoder_bytes(tower: Config, shape: Shape, items: int) -> int:
     """One layer of the vision tower on the largest image: patches x (input, residual, output, and the MLP twice)."""
-    if not _dynamic_resolution(tower):
-        return 0
     width = first_int(tower, "hidden_size", "embed_dim") or 1024
     inner = (first_int(tower, "intermediate_size") or 4 * width) // shape.tp
     merged = (first_int(tower, "spatial_merge_size") or 2) ** 2
     return items * merged * (3 * width + 2 * inner) * shape.dtype_bytes
-
-
-def _v0_activation(config: Config, shape: Shape, hidden: int) -> int:
-    """The first engine: a whole prompt at once, and float32 logits of every sequence."""
-    inner = first_int(config, "intermediate_size") or 4 * hidden
-    forward = shape.max_num_batched_tokens * 3 * (inner // shape.tp + hidden) * shape.dtype_bytes
-    return int(max(forward, shape.max_num_seqs * vocabulary(config) * 4 * 3))
 
 
 def graph_sizes(config: Config, shape: Shape) -> tuple[int, int]:
@@ -223,7 +215,7 @@ def cuda_graphs(config: Config, shape: Shape, layers: int, *, tower: bool) -> in
         per_layer = 48 if is_mla(config) else 36 if shape.weight_format == "mxfp4" else 26
     elif shape.weight_format is not None:
         per_layer += 3.5
-    hidden = (first_int(config, "hidden_size") or 4096) / 4096 / shape.tp * (0.19 if tower else 0.38)
+    hidden = _hidden(config) / 4096 / shape.tp * (0.19 if tower else 0.38)
     return int(sizes / 102 * (hidden * GIB + layers * per_layer * MIB))
 
 
