@@ -65,7 +65,7 @@ SAMPLES = [
     ("unsupported-target", "RuntimeError: Model does not support EAGLE3 interface but aux_hidden_state_outputs"),
     ("pipeline-parallel", "NotImplementedError: Pipeline parallelism is not supported for this model."),
     ("draft-model-absent", "NotImplementedError: Speculative decoding with draft model is not supported yet."),
-    ("graph-sizes", "cudagraph shapes that are both a multiple of 3 (num_speculative_tokens + 1) required by x and 4 (TP"),
+    ("graph-sizes", "cudagraph shapes that are both a multiple of 3 (k + 1) required by spec-decode and 4 (TP"),
     ("draft-context", "/tmp/x.py:7: unknown: block: [3,0,0] Assertion `index out of bounds: 0 <= tmp4 < 2048` failed."),
     ("context-does-not-fit", TOO_LONG),
     ("no-kv-memory", "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`"),
