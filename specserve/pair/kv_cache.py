@@ -7,7 +7,8 @@ the widest group needs and a request takes blocks from every group.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from specserve.pair.cache_layers import CacheLayer
@@ -89,21 +90,17 @@ class CachePlan:
 
         vLLM searches the same way when it prints "the estimated maximum model length".
         """
-        low, high = 0, limit
-        blocks = self.blocks(pool_bytes) - 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.request_blocks(middle) <= blocks else (low, middle - 1)
-        return low
+        return bisect_right(range(1, limit + 1), self.blocks(pool_bytes) - 1, key=self.request_blocks)
 
 
 def arrange(layers: Sequence[CacheLayer], shape: Shape) -> CachePlan:
     """Group the layers of one GPU (one pipeline stage) as vLLM does."""
-    if not shape.hybrid_manager or shape.accounting.v0:
-        layers = [_promoted(layer) for layer in layers] if _has_full(layers) else layers
+    alone = not shape.hybrid_manager or shape.accounting.v0
+    if alone and any(layer.kind == "full" for layer in layers):  # windows then keep every token
+        layers = [replace(la, kind="full", window=None) if la.kind in {"sliding", "chunked"} else la for la in layers]
     attention = [layer for layer in layers if layer.kind != "state"]
-    block = shape.block_tokens or _default_block(attention, shape)
-    kinds = {(layer.kind, layer.window) for layer in layers}
+    usual = 128 if shape.backend == "cpu" and not any(layer.mla for layer in attention) else 16
+    block, kinds = shape.block_tokens or usual, {(layer.kind, layer.window) for layer in layers}
     if not layers:
         return CachePlan((), 0, shape)
     if len(kinds) == 1 and layers[0].kind != "state":
@@ -116,7 +113,7 @@ def _mixed(layers: Sequence[CacheLayer], attention: Sequence[CacheLayer], block:
     """Several kinds of layers: one page size for all, groups of equal size, one pool."""
     states = [layer for layer in layers if layer.kind == "state"]
     if states and attention:
-        block = _hybrid_block(max(s.state_bytes for s in states), max(a.token_bytes for a in attention), block, shape)
+        block = _hybrid_block(max(s.state_bytes for s in states), max(a.token_bytes for a in attention), block)
     page = max([a.token_bytes * block for a in attention] + [s.state_bytes for s in states])
     buckets: dict[tuple[str, int | None, int], list[CacheLayer]] = {}
     for layer in layers:
@@ -132,29 +129,13 @@ def _mixed(layers: Sequence[CacheLayer], attention: Sequence[CacheLayer], block:
     return CachePlan(tuple(groups), width * page, shape, tuple(layers))
 
 
-def _hybrid_block(state: int, token_bytes: int, block: int, shape: Shape) -> int:
+def _hybrid_block(state: int, token_bytes: int, block: int) -> int:
     """The attention block that is as large as a state, in steps of the kernel's block.
 
-    >>> from types import SimpleNamespace
-    >>> _hybrid_block(3227648, 2048, 16, SimpleNamespace(backend="gpu"))  # Qwen3.6-27B, fp8 cache, one draft token
+    >>> _hybrid_block(3227648, 2048, 16)  # Qwen3.6-27B, fp8 cache, one draft token
     1584
     """
     return max(block, block * _up(state, max(1, block * token_bytes)))
-
-
-def _default_block(attention: Sequence[CacheLayer], shape: Shape) -> int:
-    """Tokens of a block when nobody sets it: 128 on CPUs (16 for MLA), 16 on GPUs; some MLA kernels take more."""
-    if shape.backend == "cpu":
-        return 16 if any(layer.mla for layer in attention) else 128
-    return 16
-
-
-def _promoted(layer: CacheLayer) -> CacheLayer:
-    return replace(layer, kind="full", window=None) if layer.kind in {"sliding", "chunked"} else layer
-
-
-def _has_full(layers: Iterable[CacheLayer]) -> bool:
-    return any(layer.kind == "full" for layer in layers)
 
 
 def _up(value: int, step: int) -> int:
