@@ -77,6 +77,8 @@ class EngineReport:
     max_model_len: int | None = None
     runner: str | None = None
     """``v1`` or ``v2``: the model runner, where a line names it."""
+    attention_backends: tuple[str, ...] | None = None
+    """Attention kernels in the order of their choice: two names are the target's and the draft's."""
 
 
 _NUMBER = r"([0-9][0-9,]*(?:\.[0-9]+)?)"
@@ -93,6 +95,7 @@ _BYTES = {
 _TOKENS = re.compile(rf"KV cache size: {_NUMBER} tokens")
 _CONCURRENCY = re.compile(rf"Maximum concurrency for {_NUMBER} tokens per request: {_NUMBER}x")
 _MODEL_LEN = re.compile(rf"Using max model len {_NUMBER}")
+_BACKEND = re.compile(r"Using (?:AttentionBackendEnum\.)?([A-Z][A-Z0-9_]+) (?:attention )?backend\b")
 _RUNNER = re.compile(r"Using (V2) Model Runner|using the (V1) model runner instead")
 
 
@@ -108,12 +111,16 @@ def read_report(lines: Iterable[str]) -> EngineReport:
     """
     found: dict[str, Any] = {}
     least: list[int] = []
+    backends: dict[str, None] = {}
     for line in lines:
         new = _read(line)
         if "available_kv_bytes" in new:
             least.append(new.pop("available_kv_bytes"))
+        backends |= dict.fromkeys(_BACKEND.findall(line))
         found = new | found
-    return EngineReport(**found, available_kv_bytes=min(least, default=None))
+    return EngineReport(
+        **found, available_kv_bytes=min(least, default=None), attention_backends=tuple(backends) or None
+    )
 
 
 def _read(line: str) -> dict[str, Any]:

@@ -113,6 +113,17 @@ def test_older_wording() -> None:
     assert report == EngineReport(model_loading_bytes=round(15.1749 * GIB), peak_activation_bytes=round(0.77 * GIB))
 
 
+def test_both_attention_backends_are_kept() -> None:
+    """The draft may get another kernel than the target, in other words; a repetition by another worker is none."""
+    lines = [
+        "INFO [cuda.py:507] Using FLASH_ATTN attention backend out of potential backends: ['FLASH_ATTN', 'FLASHINFER'].",
+        "INFO [cuda.py:507] Using FLASH_ATTN attention backend out of potential backends: ['FLASH_ATTN', 'FLASHINFER'].",
+        "INFO [cuda.py:446] Using AttentionBackendEnum.TRITON_ATTN backend.",
+        "INFO [cuda.py:547] Using backend TORCH_SDPA for vit attention",
+    ]
+    assert read_report(lines).attention_backends == ("FLASH_ATTN", "TRITON_ATTN")
+
+
 def test_nothing_said_is_nothing_known() -> None:
     """Absent is None, not zero."""
     assert read_report(["hello"]) == EngineReport()
