@@ -78,19 +78,15 @@ class Planning:
     def grid(self, made: vram.Plan) -> list[vram_text.Cell]:
         """The what-if table around a plan."""
 
-        def again(length: int, draft: bool, utilization: float) -> vram.Plan:
-            engine = self.settings.engine.model_copy(
-                update={"max_model_len": length, "gpu_memory_utilization": utilization}
-            )
-            speculation = self.settings.speculative_decoding
-            if not draft:
-                speculation = speculation.model_copy(update={"enabled": False})
-            changed = self.settings.model_copy(update={"engine": engine, "speculative_decoding": speculation})
-            return self.plan(changed, draft=draft)
+        def again(length: int, draft: bool, part: float) -> vram.Plan:
+            settings = self.settings
+            engine = settings.engine.model_copy(update={"max_model_len": length, "gpu_memory_utilization": part})
+            spec = settings.speculative_decoding.model_copy(update={} if draft else {"enabled": False})
+            return self.plan(settings.model_copy(update={"engine": engine, "speculative_decoding": spec}), draft=draft)
 
-        utilization = self.settings.engine.gpu_memory_utilization
         limit = default_length(self.target, made.shape.accounting)
-        return vram_text.grid(again, made.max_model_len, limit, utilization, draft=made.method is not None)
+        used = self.settings.engine.gpu_memory_utilization
+        return vram_text.grid(again, made.max_model_len, limit, used, draft=made.method is not None)
 
 
 def read_models(settings: Settings) -> tuple[facts.ModelFacts, facts.ModelFacts | None]:

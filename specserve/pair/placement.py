@@ -7,9 +7,11 @@ all experts of a layer into two; parallel layers as in model_executor/layers/lin
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from itertools import accumulate
 from typing import Literal
 
 from specserve.pair.cache_layers import head_geometry, is_mla
@@ -89,10 +91,11 @@ def place(name: str, shape: tuple[int, ...], split: Split) -> Place:
     if _TOWER.search(name):
         return Place("tower", None, name, Fraction(1) if split.replicate_tower else _share(name, shape, split))
     found = _LAYER.search(name)
-    if found is None:
-        return _outside(name, shape, split)
+    if found is None:  # what belongs to no layer
+        part: Part = "head" if _HEAD.search(name) else "embedding" if _EMBEDDING.search(name) else "other"
+        return Place(part, None, name, Fraction(1) if part == "other" else _vocabulary_share(shape, split.tp))
     layer = int(found.group(1))
-    part: Part = "mtp" if split.layers and layer >= split.layers else "layer"
+    part = "mtp" if split.layers and layer >= split.layers else "layer"
     parameter, share, linear, expert = _in_layer(name[found.end() :], shape, split)
     return Place(part, layer, f"layers.{layer}.{parameter}", share, linear, expert)
 
@@ -100,22 +103,17 @@ def place(name: str, shape: tuple[int, ...], split: Split) -> Place:
 @lru_cache(maxsize=8192)
 def _in_layer(rest: str, shape: tuple[int, ...], split: Split) -> tuple[str, Fraction, bool, bool]:
     """Parameter, share, linear, expert of a tensor inside a layer; the same in every layer, hence the cache."""
+    attribute = rest.rsplit(".", 1)[-1]
     if expert := _EXPERT.search("." + rest):
         share = Fraction(-(-split.experts // split.ep), split.experts) if split.ep > 1 else Fraction(1, split.tp)
         stacked = "w2" if expert.group(2).startswith(("down", "w2")) else "w13"
-        return f"experts.{stacked}.{_attribute(rest)}", share, True, True
+        match = re.fullmatch(r"(?:gate_up_proj|down_proj|gate_proj|up_proj)_?(\w*)", attribute)
+        own = (match.group(1) or "weight") if match else attribute  # a stacked tensor is its own parameter
+        return f"experts.{stacked}.{own}", share, True, True
     module, leaf = _module(rest)
     linear = len(shape) == 2 and not re.search(r"norm|router|(^|\.)gate$|conv", module + leaf)
-    return _fuse(rest), _share(rest, shape, split), linear, False
-
-
-def _outside(name: str, shape: tuple[int, ...], split: Split) -> Place:
-    """Embedding, LM head, final norm: everything that belongs to no layer."""
-    if _HEAD.search(name):
-        return Place("head", None, name, _vocabulary_share(shape, split.tp))
-    if _EMBEDDING.search(name):
-        return Place("embedding", None, name, _vocabulary_share(shape, split.tp))
-    return Place("other", None, name, Fraction(1))
+    fused = ".".join(p for p in (module, _FUSED.get(leaf, leaf), attribute) if p)
+    return fused, _share(rest, shape, split), linear, False
 
 
 def _vocabulary_share(shape: tuple[int, ...], tp: int) -> Fraction:
@@ -139,30 +137,14 @@ def _share(name: str, shape: tuple[int, ...], split: Split) -> Fraction:
         return _vocabulary_share(shape, split.tp)
     if leaf in {"k_proj", "v_proj"} and split.kv_heads:
         return Fraction(max(1, split.kv_heads // split.tp), split.kv_heads)
-    if leaf in _COLUMN or (leaf == "" and attribute in _COLUMN) or attribute in _COLUMN:
-        return Fraction(1, split.tp)
-    if leaf in _ROW and attribute != "bias" and len(shape) > 1:
-        return Fraction(1, split.tp)
-    return Fraction(1)
+    row = leaf in _ROW and attribute != "bias" and len(shape) > 1
+    return Fraction(1, split.tp) if row or leaf in _COLUMN or attribute in _COLUMN else Fraction(1)
 
 
 def _module(rest: str) -> tuple[str, str]:
     """The path before the last module, and that module: 'mlp.gate_proj.weight' -> ('mlp', 'gate_proj')."""
     parts = rest.split(".")
     return ".".join(parts[:-2]), parts[-2] if len(parts) > 1 else ""
-
-
-def _attribute(rest: str) -> str:
-    """What the tensor is to its module: weight, weight_scale, qweight; a stacked tensor is its own."""
-    last = rest.rsplit(".", 1)[-1]
-    match = re.fullmatch(r"(?:gate_up_proj|down_proj|gate_proj|up_proj)_?(\w*)", last)
-    return (match.group(1) or "weight") if match else last
-
-
-def _fuse(rest: str) -> str:
-    module, leaf = _module(rest)
-    attribute = rest.rsplit(".", 1)[-1]
-    return ".".join(p for p in (module, _FUSED.get(leaf, leaf), attribute) if p)
 
 
 def stages(layers: int, pp: int, given: tuple[int, ...] | None = None) -> list[int]:
@@ -184,9 +166,4 @@ def stages(layers: int, pp: int, given: tuple[int, ...] | None = None) -> list[i
 
 def stage_of(layer: int, counts: list[int]) -> int:
     """The stage that holds a layer."""
-    total = 0
-    for stage, count in enumerate(counts):
-        total += count
-        if layer < total:
-            return stage
-    return len(counts) - 1
+    return min(bisect_right(list(accumulate(counts)), layer), len(counts) - 1)
