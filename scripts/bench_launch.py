@@ -1,13 +1,15 @@
-"""What `specserve launch` costs, and what it brings on a CPU: figures from the tiny pair, three servers side by side.
+"""What `specserve launch` costs, and what its preload brings on a CPU.
 
-    python scripts/bench_launch.py [--requests N] [--rounds N] [--json FILE]
+    python scripts/bench_launch.py [--only cost|preload] [--requests N] [--rounds N] [--json FILE]
 
 launched   specserve launch
 by hand    the same command and environment, as printed by --dry-run, started without specserve
 bare       the same command with only the environment that the config file itself sets: no preload
 
-Single requests go to launched and by hand in the order A B B A, so that drift of the machine hits both. Blocks at
-concurrency 16 alternate between launched and bare. Nothing is asserted: a loaded machine gives loaded figures.
+Cost: SmolLM2, single requests to launched and by hand in blocks A B B A, so that drift of the machine hits both. While
+one is asked, every process of the other is stopped: two engines would share the memory's bandwidth.
+Preload: the tiny pair, blocks at concurrency 16 to launched and bare in turns.
+Nothing is asserted: a loaded machine gives loaded figures.
 """
 
 from __future__ import annotations
@@ -34,14 +36,17 @@ from random import Random
 import psutil
 from models import text
 
+from specserve.bench import workload
 from specserve.engine.client import EngineClient, EngineError, Streamed, collect
 
 ROOT = Path(__file__).resolve().parents[1]
-CONFIG = ROOT / "configs" / "tiny-pair.yaml"
+TINY = ROOT / "configs" / "tiny-pair.yaml"
+SMOLLM2 = ROOT / "configs" / "quickstart.yaml"
 START_SECONDS = 400
 CONCURRENCY = 16
 TOKENS = 100
-WARM_UP = 4
+BLOCK = 8
+BLOCK_TOKENS = 48
 
 
 @dataclass(frozen=True)
@@ -62,9 +67,9 @@ def free_port() -> int:
         return port
 
 
-def dry_run(port: int) -> tuple[list[str], dict[str, str]]:
+def dry_run(port: int, config: Path = TINY) -> tuple[list[str], dict[str, str]]:
     """Command and environment that `specserve launch` would use."""
-    argv = [*launch_command(port, free_port()), "--dry-run"]
+    argv = [*launch_command(port, free_port(), config), "--dry-run"]
     printed = subprocess.run(argv, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
     words = shlex.split(printed.strip().splitlines()[-1])
     env = {}
@@ -74,9 +79,9 @@ def dry_run(port: int) -> tuple[list[str], dict[str, str]]:
     return words, env
 
 
-def launch_command(port: int, sidecar_port: int) -> list[str]:
+def launch_command(port: int, sidecar_port: int, config: Path = TINY) -> list[str]:
     ports = ["--set", f"server.port={port}", "--set", f"sidecar.port={sidecar_port}"]
-    return [sys.executable, "-m", "specserve", "launch", str(CONFIG), *ports]
+    return [sys.executable, "-m", "specserve", "launch", str(config), *ports]
 
 
 @contextmanager
@@ -87,7 +92,7 @@ def running(argv: Sequence[str], env: Mapping[str, str], port: int, *, log: Path
         process = subprocess.Popen(
             argv, cwd=ROOT, env=env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
         )
-    client = EngineClient(f"http://127.0.0.1:{port}", model="tiny")
+    client = EngineClient(f"http://127.0.0.1:{port}")
     try:
         spawned = None
         if supervised:
@@ -128,26 +133,56 @@ def _until(happened: Callable[[], bool], process: subprocess.Popen[bytes], log: 
         time.sleep(pause)
 
 
+@contextmanager
+def stopped(server: Server) -> Iterator[None]:
+    """None of its processes runs, and none of its requests: it takes nothing from the one that is measured."""
+    processes = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
+    for process in processes:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.resume()
+
+
+def ask(server: Server, prompts: Sequence[str]) -> list[Streamed]:
+    """One request after another; the first is thrown away."""
+    answers = [
+        collect(
+            server.client.stream(
+                messages=[{"role": "user", "content": prompt}],
+                max_tokens=BLOCK_TOKENS,
+                temperature=0,
+                ignore_eos=True,
+                timeout=120,
+            )
+        )
+        for prompt in ("Say hello.", *prompts)
+    ]
+    return answers[1:]
+
+
 def one_by_one(first: Server, second: Server, requests: int) -> dict[str, float | list[float]]:
     """TTFT and TPOT of `first` over `second`: the median ratio of the same prompt, with a 95 % bootstrap interval."""
+    found = [workload.builtin(name) for name in workload.builtin_names()]
+    texts = [m["content"] for w in found for r in w.requests for m in r.messages or ()]
+    prompts = Random(0).sample(texts, min(requests, len(texts)))
     pairs: list[tuple[Streamed, Streamed]] = []
-    for number, sample in enumerate(text.held_out(requests + WARM_UP)):
-        answers: dict[int, Streamed] = {}
-        for arm in (0, 1) if number % 2 == 0 else (1, 0):
-            chunks = (first, second)[arm].client.stream(
-                sample.prompt, max_tokens=TOKENS, temperature=0, ignore_eos=True, timeout=60
-            )
-            answers[arm] = collect(chunks)
-        if number >= WARM_UP:
-            pairs.append((answers[0], answers[1]))
-    found: dict[str, float | list[float]] = {}
+    for number in range(0, len(prompts), BLOCK):
+        answers: dict[int, list[Streamed]] = {}
+        for arm in (0, 1) if number // BLOCK % 2 == 0 else (1, 0):
+            with stopped((second, first)[arm]):
+                answers[arm] = ask((first, second)[arm], prompts[number : number + BLOCK])
+        pairs += zip(answers[0], answers[1], strict=True)
+    figures: dict[str, float | list[float]] = {"requests": len(pairs)}
     for name in ("ttft_seconds", "tpot_seconds"):
         times = [(getattr(a, name), getattr(b, name)) for a, b in pairs]
         ratios = [a / b for a, b in times if a is not None and b is not None]
-        found[name] = [statistics.median(t[arm] for t in times) for arm in (0, 1)]
-        found[name.replace("seconds", "ratio")] = statistics.median(ratios)
-        found[name.replace("seconds", "ratio_95")] = _interval(ratios)
-    return found
+        figures[name] = [statistics.median(t[arm] for t in times) for arm in (0, 1)]
+        figures[name.replace("seconds", "ratio")] = statistics.median(ratios)
+        figures[name.replace("seconds", "ratio_95")] = _interval(ratios)
+    return figures
 
 
 def _interval(ratios: Sequence[float], draws: int = 2000) -> list[float]:
@@ -170,29 +205,36 @@ def block(server: Server, seed: int) -> float:
     return tokens / (time.monotonic() - began)
 
 
-def measure(folder: Path, requests: int, rounds: int) -> dict[str, object]:
-    """Start the three servers one after another, then measure."""
+def cost(folder: Path, requests: int) -> dict[str, object]:
+    """Launched against the same command started by hand: time to ready, memory, and what a request takes."""
+    ports = [free_port(), free_port()]
+    by_hand, env = dry_run(ports[1], SMOLLM2)
+    command = launch_command(ports[0], free_port(), SMOLLM2)
     environ = dict(os.environ)
-    ports = [free_port() for _ in range(3)]
-    by_hand, ours = dry_run(ports[1])
-    bare, _ = dry_run(ports[2])
+    with (
+        running(by_hand, environ | env, ports[1], log=folder / "hand.log", supervised=False) as hand,
+        running(command, environ, ports[0], log=folder / "launched.log", supervised=True) as launched,
+    ):
+        return {
+            "engine_spawned_after_seconds": launched.spawn_seconds,
+            "ready_seconds": {"launched": launched.ready_seconds, "by_hand": hand.ready_seconds},
+            **one_by_one(launched, hand, requests),
+            "supervisor_rss_mib": psutil.Process(launched.pid).memory_info().rss / 1024**2,
+        }
+
+
+def preload(folder: Path, rounds: int) -> dict[str, object]:
+    """Launched against a bare start at concurrency 16."""
+    ports = [free_port(), free_port()]
+    bare, ours = dry_run(ports[1])
+    environ = dict(os.environ)
     config_env = {name: value for name, value in ours.items() if name == "VLLM_CPU_KVCACHE_SPACE"}
     with (
-        running(by_hand, environ | ours, ports[1], log=folder / "hand.log", supervised=False) as hand,
-        running(bare, environ | config_env, ports[2], log=folder / "bare.log", supervised=False) as plain,
+        running(bare, environ | config_env, ports[1], log=folder / "bare.log", supervised=False) as plain,
         running(
-            launch_command(ports[0], free_port()), environ, ports[0], log=folder / "launched.log", supervised=True
+            launch_command(ports[0], free_port()), environ, ports[0], log=folder / "tiny.log", supervised=True
         ) as launched,
     ):
-        found: dict[str, object] = {
-            "engine_spawned_after_seconds": launched.spawn_seconds,
-            "ready_seconds": {
-                "launched": launched.ready_seconds,
-                "by_hand": hand.ready_seconds,
-                "bare": plain.ready_seconds,
-            },
-            **one_by_one(launched, hand, requests),
-        }
         for server in (launched, plain):
             block(server, seed=99)  # warm
         speeds: dict[str, list[float]] = {"launched": [], "bare": []}
@@ -200,10 +242,10 @@ def measure(folder: Path, requests: int, rounds: int) -> dict[str, object]:
             pair = [("launched", launched), ("bare", plain)]
             for name, server in pair if number % 2 == 0 else reversed(pair):
                 speeds[name].append(block(server, seed=number))
-        found["tokens_per_second_at_16"] = {name: statistics.median(values) for name, values in speeds.items()}
-        found["preload_speedup"] = statistics.median(speeds["launched"]) / statistics.median(speeds["bare"])
-        found["supervisor_rss_mib"] = psutil.Process(launched.pid).memory_info().rss / 1024**2
-    return found
+    return {
+        "tokens_per_second_at_16": {name: statistics.median(values) for name, values in speeds.items()},
+        "preload_speedup": statistics.median(speeds["launched"]) / statistics.median(speeds["bare"]),
+    }
 
 
 def _rounded(value: object) -> object:
@@ -221,13 +263,17 @@ def _rounded(value: object) -> object:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=200, help="single requests per arm")
+    parser.add_argument("--only", choices=["cost", "preload"], help="one part instead of both")
+    parser.add_argument("--requests", type=int, default=96, help="single requests per arm")
     parser.add_argument("--rounds", type=int, default=4, help="blocks of 32 requests per arm")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are stopped
     with tempfile.TemporaryDirectory(prefix="bench-launch-") as folder:
-        found = measure(Path(folder), args.requests, args.rounds)
+        found = {
+            **(cost(Path(folder), args.requests) if args.only != "preload" else {}),
+            **(preload(Path(folder), args.rounds) if args.only != "cost" else {}),
+        }
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     print(json.dumps(_rounded(found), indent=2))
     if args.json:

