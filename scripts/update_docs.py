@@ -22,7 +22,9 @@ defaults, the file, environment (`SPECSERVE_SERVER__PORT=9000`), `--set server.p
 prints what is in force and who said so.
 
 `${VAR}` in a value is taken from the environment, `${VAR:-default}` where it may be missing, `$$` is a dollar sign.
-A key that ends in `_file` names a file that holds the secret of the key without it. Unknown keys are refused.
+A key that ends in `_file` names a file that holds the secret of the key without it. Relative paths start at the
+working directory. Variables and `--set` take YAML: `--set speculative_decoding.schedule='[[1, 8, 4], [9, 64, 0]]'`.
+Unknown keys are refused.
 
 This page is made from the schema by `scripts/update_docs.py`.
 """
