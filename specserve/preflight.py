@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -103,14 +102,12 @@ def run(
 
 
 def _require_known(skip: Sequence[str]) -> None:
-    problems = []
-    for code in skip:
-        if not is_known(code):
-            near = difflib.get_close_matches(code, CODES, n=1)
-            hint = f"; did you mean '{near[0]}'?" if near else "; docs/checks.md lists them"
-            problems.append(Problem(f"unknown code '{code}'{hint}", "--skip"))
-    if problems:
-        raise ConfigError(problems)
+    from specserve.engine.flags import did_you_mean
+
+    unknown = [code for code in skip if not is_known(code)]
+    if unknown:
+        hints = [did_you_mean(code, CODES) or "; docs/checks.md lists them" for code in unknown]
+        raise ConfigError([Problem(f"unknown code '{c}'{h}", "--skip") for c, h in zip(unknown, hints, strict=True)])
 
 
 def read(settings: Settings, role: str) -> tuple[ModelFacts | None, list[Finding]]:

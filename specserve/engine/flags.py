@@ -19,16 +19,11 @@ _NUMBERS = {"int": int, "float": float}
 _CASELESS = frozenset({"attention_backend"})
 
 
-def check_command(command: EngineCommand, engine: EngineFacts) -> list[Problem]:
-    """Every flag and every key of ``--speculative-config`` that this vLLM would refuse, by name.
-
-    Says nothing where vLLM could not be asked.
-    """
-    return [*check_flags(command, engine), *check_keys(command, engine)]
-
-
 def check_flags(command: EngineCommand, engine: EngineFacts) -> Iterator[Problem]:
-    """Unknown flags, wrong arity, values outside a closed set."""
+    """Flags that this vLLM would refuse: unknown, of wrong arity, values outside a closed set.
+
+    Says nothing where vLLM could not be asked, nor does :func:`check_keys`.
+    """
     if engine.flags:
         for option, values in _options(command.argv):
             yield from _check_flag(option, values, engine)

