@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from specserve.bench import breakeven, judge
+from specserve.bench.advice import conclusion, objectives
 from specserve.bench.document import Part, Table
 from specserve.bench.judge import ArmCell, Cell
 from specserve.bench.result import Answers, Check, Result, Search
@@ -38,67 +39,6 @@ def _parts(result: Result, prefix: str) -> list[Part]:
         Part(f"{prefix}How it was measured", tuple(_method(result)), _arms(result)),
     ]
     return [p for p in parts if p.text or (p.table and p.table.rows)]
-
-
-def conclusion(result: Result, cells: Sequence[Cell]) -> list[str]:
-    """What to do, in sentences that name the workload, the load and the factor."""
-    out = []
-    by_workload = [[c for c in cells if c.workload == w] for w in dict.fromkeys(c.workload for c in cells)]
-    for here in sorted(by_workload, key=_best, reverse=True):
-        out.append(_advice(here[0].workload, here))
-    divergent = [a for a in result.answers if a.divergent]
-    for answer in divergent:
-        wrong = "are not the target's"
-        if answer.streaming_of:
-            wrong = f"of '{answer.streaming_of}' are others when they are streamed"
-        counted = f"{answer.divergent} of {answer.compared} answers {wrong}"
-        out.append(f"Do not turn it on for {answer.workload}: {counted}.")
-    out += [f"Do not turn it on: '{c.arm}' fails {c.name}: {c.message}." for c in result.checks if c.status == "FAIL"]
-    out += _within(result)
-    unsound = [f"{c.workload} at {c.concurrency}: {w}." for c in cells for w in c.warnings]
-    if unsound:
-        out += ["No verdict where the measurement is not sound:", *unsound]
-    if not result.complete:
-        out.append("The benchmark was interrupted; this is what had been measured.")
-    return out or ["Nothing was measured in both arms."]
-
-
-def _best(cells: Sequence[Cell]) -> float:
-    """What speaks most for speculation comes first."""
-    return max((c.speedup.value for c in cells if c.speedup), default=0.0)
-
-
-def _advice(workload: str, cells: Sequence[Cell]) -> str:
-    known = [c for c in cells if c.speedup]
-    faster = [c for c in known if c.verdict == "faster"]
-    slower = [c for c in known if c.verdict == "slower"]
-    if faster and not slower:
-        top = max(c.concurrency for c in faster)
-        open_at = ", ".join(str(c.concurrency) for c in cells if c.verdict in ("inconclusive", "unsound"))
-        rest = f" (no verdict at {open_at})" if open_at else ""
-        return f"Turn it on for {workload} up to {top} concurrent requests: {_factors(faster)} faster per token{rest}."
-    if faster:
-        limit = max((c.concurrency for c in faster if c.concurrency < min(s.concurrency for s in slower)), default=None)
-        if limit is not None:
-            on = [c for c in faster if c.concurrency <= limit]
-            return (
-                f"Turn it on for {workload} up to {limit} concurrent requests ({_factors(on)}); "
-                f"from {min(s.concurrency for s in slower)} on leave it off ({_factors(slower)}). "
-                f"In the config: speculative_decoding.max_batch_size: {limit}."
-            )
-    if slower:
-        seen = f"{_factors(slower)} (below 1 is slower)"
-        return f"Leave it off for {workload}: {seen}. In the config: speculative_decoding.enabled: false."
-    if known and all(c.verdict == "no difference" for c in known):
-        return f"It makes no difference for {workload} ({_factors(known)})."
-    if known:
-        return f"Undecided for {workload} ({_factors(known)}), noise hides the effect: raise --repeat or --prompts."
-    return f"No verdict for {workload}."
-
-
-def _factors(cells: Sequence[Cell]) -> str:
-    values = sorted(c.speedup.value for c in cells if c.speedup)
-    return f"{values[0]:.2f}x" if len(values) == 1 else f"{values[0]:.2f}x to {values[-1]:.2f}x"
 
 
 def _speedup_text() -> tuple[str, ...]:
@@ -215,32 +155,10 @@ def _break_even(result: Result, cells: Sequence[Cell]) -> Table:
     )
 
 
-def _within(result: Result) -> list[str]:
-    """One sentence a workload: the highest load of each arm within the objectives."""
-    out = []
-    for workload in dict.fromkeys(s.workload for s in result.searches):
-        here = [s for s in result.searches if s.workload == workload]
-        loads = "; ".join(f"{s.arm} {_load(s)}" for s in sorted(here, key=lambda s: s.arm != result.arms[0].name))
-        out.append(f"Within {_objectives(here[0])}, {workload}: {loads}.")
-    return out
-
-
-def _load(search: Search) -> str:
-    if (best := search.best) is None:
-        return "not even one request at once"
-    least = "" if search.stop_reason == "converged" else "at least "
-    return f"{least}{best.concurrency} requests at once ({best.requests_per_second:.1f}/s)"
-
-
-def _objectives(search: Search) -> str:
-    names = (f"{n.replace('_', ' ').upper()} {1000 * s:g} ms" for n, s in search.objectives.items())
-    return " and ".join(names)
-
-
 def _search_text(searches: Sequence[Search]) -> list[str]:
     if not searches:
         return []
-    met = f"99 % of the requests meet {_objectives(searches[0])}"
+    met = f"99 % of the requests meet {objectives(searches[0])}"
     return [f"Searched by guidellm: the most requests at once at which {met}. Every load it tried is in result.json."]
 
 

@@ -186,14 +186,14 @@ def _say(result: Result, out: Path, output: str) -> None:
     import json
     from dataclasses import asdict
 
-    from specserve.bench import judge, report
+    from specserve.bench import advice, judge
     from specserve.errors import Unsound
 
     cells = judge.cells(result)
     if output == "json":
         click.echo(json.dumps({"result": str(out / "result.json"), "cells": [asdict(c) for c in cells]}, indent=2))
     else:
-        for sentence in report.conclusion(result, cells):
+        for sentence in advice.conclusion(result, cells):
             click.echo(sentence)
         click.echo(f"\nReport: {out / 'report.html'}")
     if cells and all(c.verdict == "unsound" for c in cells):

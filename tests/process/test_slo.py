@@ -14,7 +14,7 @@ import pytest
 from programs import Program
 
 from specserve.arm import ArmSpec, Server, search
-from specserve.bench import report, workload
+from specserve.bench import advice, report, workload
 from specserve.bench.result import Arm, Result
 from specserve.config.load import load
 from specserve.errors import Unsound
@@ -67,7 +67,7 @@ def test_the_search_is_guidellms(tmp_path: Path) -> None:
     outcome = Result(
         specserve_version="0", created="2026-01-01", arms=[Arm(name="speculative")], blocks=[], searches=[found]
     )
-    said = report.conclusion(outcome, [])
+    said = advice.conclusion(outcome, [])
     assert said == ["Within TTFT P99 200 ms and TPOT P99 15 ms, chat: speculative 9 requests at once (23.9/s)."]
     (part,) = [p for p in report.document([outcome]) if p.title == "Highest load"]
     assert part.table is not None

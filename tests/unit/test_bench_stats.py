@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from specserve.bench import breakeven, judge, report, stats
+from specserve.bench import advice, breakeven, judge, report, stats
 from specserve.bench.plan import Plan, legs
-from specserve.bench.result import Arm, Block, Result, Sample, Speculation
+from specserve.bench.result import Answers, Arm, Block, Check, Result, Sample, Speculation
 from specserve.bench.workload import Request, Workload
 
 
@@ -93,11 +93,23 @@ def test_the_advice_is_a_line_for_the_config() -> None:
     """Faster at 4 requests and slower at 16 becomes the largest batch that speculates; slower everywhere, off."""
     under_load = [b.model_copy(update={"concurrency": 16}) for b in simulate(0.7, repeat=2).blocks]
     both = result([*simulate(1.5, repeat=2).blocks, *under_load])
-    (advice,) = report.conclusion(both, judge.cells(both))
-    assert advice.startswith("Turn it on for w up to 4 concurrent requests (1.")
-    assert advice.endswith("In the config: speculative_decoding.max_batch_size: 4.")
+    (said,) = advice.conclusion(both, judge.cells(both))
+    assert said.startswith("Turn it on for w up to 4 concurrent requests (1.")
+    assert said.endswith("In the config: speculative_decoding.max_batch_size: 4.")
     never = result(under_load)
-    assert report.conclusion(never, judge.cells(never))[0].endswith("speculative_decoding.enabled: false.")
+    assert advice.conclusion(never, judge.cells(never))[0].endswith("speculative_decoding.enabled: false.")
+
+
+def test_wrong_answers_are_never_advised() -> None:
+    """An arm that is faster and gives other answers, or breaks a schema, is not recommended by any sentence."""
+    whole = simulate(1.5)
+    wrong = Answers(workload="w", compared=9, identical=0, near_ties=0, divergent=9)
+    failed = Check(arm="on", name="structured", status="FAIL", message="asked for JSON, got 'x'")
+    for update, said in (
+        ({"answers": [wrong]}, "Do not turn it on for w: 9 of 9 answers are not the target's."),
+        ({"checks": [failed]}, "Do not turn it on: 'on' fails structured: asked for JSON, got 'x'."),
+    ):
+        assert advice.conclusion(whole.model_copy(update=update), judge.cells(whole)) == [said]
 
 
 def test_equal_arms_are_rarely_told_apart() -> None:
