@@ -41,34 +41,25 @@ class CacheModel:
     assumed: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Side:
-    """How one model's cache is laid out: the target's and the draft's TP and cache type can differ."""
-
-    shape: Shape
-    tp: int
-    kv_dtype: str
-
-
 def of_target(config: Config, shape: Shape) -> CacheModel:
     """The target's caching layers. ``config`` is the language model's part of config.json."""
-    return _layers(config, _Side(shape, shape.tp, shape.kv_dtype))
+    return _layers(config, shape)
 
 
 def of_draft(method: str | None, target: Config, draft: Config | None, shape: Shape) -> CacheModel:
     """What the proposer caches: all layers of a draft model, one per EAGLE layer, one per MTP layer, else none."""
     if not shape.drafts_with_a_model or method in {"medusa", "mlp_speculator"}:
         return CacheModel(())
+    own = replace(shape, kv_dtype=shape.draft_kv_dtype)
     if draft is None:  # MTP: full attention with the target's heads, or MLA where the target has it
         count = first_int(target, "mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules") or 1
-        layer = _attention(target, _Side(shape, shape.tp, shape.draft_kv_dtype), "full")
-        model = CacheModel((layer,) * min(count, 64))
+        model = CacheModel((_attention(target, own, "full"),) * min(count, 64))
     else:
-        model = _layers(draft, _Side(shape, shape.draft_tp, shape.draft_kv_dtype))
+        model = _layers(draft, replace(own, tp=shape.draft_tp))
     return CacheModel(tuple(replace(layer, draft=True) for layer in model.layers), model.assumed)
 
 
-def _layers(config: Config, side: _Side) -> CacheModel:
+def _layers(config: Config, shape: Shape) -> CacheModel:
     count = layer_count(config)
     if count is None:
         return CacheModel((), ("KV cache: config.json names no plausible number of layers, counted as 0",))
@@ -76,7 +67,7 @@ def _layers(config: Config, side: _Side) -> CacheModel:
     kinds = layer_kinds(config, count)
     shared = config.get("num_kv_shared_layers") or 0
     kinds = kinds[: len(kinds) - shared] if isinstance(shared, int) and 0 < shared < len(kinds) else kinds
-    layers = [layer for kind in kinds for layer in _one_layer(kind, config, side, assumed)]
+    layers = [layer for kind in kinds for layer in _one_layer(kind, config, shape, assumed)]
     if config.get("use_cla") and isinstance(factor := config.get("cla_share_factor"), int) and factor > 1:
         layers = layers[::factor]
     if config.get("compress_ratios"):
@@ -84,58 +75,52 @@ def _layers(config: Config, side: _Side) -> CacheModel:
     return CacheModel(tuple(layers), tuple(dict.fromkeys(assumed)))
 
 
-def _one_layer(kind: str, config: Config, side: _Side, assumed: list[str]) -> list[CacheLayer]:
+def _one_layer(kind: str, config: Config, shape: Shape, assumed: list[str]) -> list[CacheLayer]:
     window = first_int(config, "sliding_window", "sliding_window_size", "window_size")
     if kind == "none":
         return []
     if kind == "sliding" and window:
-        return [_attention(config, side, "sliding", window)]
+        return [_attention(config, shape, "sliding", window)]
     if kind == "chunked":
-        return [_attention(config, side, "chunked", first_int(config, "attention_chunk_size"))]
-    layers = [_attention(config, side, "full")]
+        return [_attention(config, shape, "chunked", first_int(config, "attention_chunk_size"))]
+    layers = [_attention(config, shape, "full")]
     if (indexer := first_int(config, "index_head_dim")) and config.get("index_topk"):
         layers.append(CacheLayer("full", token_bytes=indexer + 4 * -(-indexer // 128), mla=True))
     if kind in {"full", "sliding"}:
         return layers
-    state = state_bytes(config, side.shape, side.tp)
+    state = state_bytes(config, shape)
     if state is None:
         assumed.append(f"KV cache: the state of '{kind}' layers is not known here, counted as full attention")
         return layers
     return [CacheLayer("state", state_bytes=state), *(layers if kind == "state+full" else ())]
 
 
-def _attention(config: Config, side: _Side, kind: Kind, window: int | None = None) -> CacheLayer:
+def _attention(config: Config, shape: Shape, kind: Kind, window: int | None = None) -> CacheLayer:
     if is_mla(config):
-        return CacheLayer(kind, _mla_token_bytes(config, side), window, mla=True)
+        return CacheLayer(kind, _mla_token_bytes(config, shape), window, mla=True)
     heads, key_dim, value_dim = head_geometry(config, kind)
-    per_gpu = max(1, heads // side.tp)
-    return CacheLayer(kind, _packed(per_gpu, key_dim, value_dim, side.kv_dtype, side.shape.dtype_bytes), window)
+    one = _packed(key_dim, value_dim, shape.kv_dtype, shape.dtype_bytes)
+    return CacheLayer(kind, max(1, heads // shape.tp) * one, window)
 
 
-def _packed(heads: int, key_dim: int, value_dim: int, kv_dtype: str, model_bytes: int) -> int:
-    """Bytes of one token's keys and values in one layer.
+def _packed(key_dim: int, value_dim: int, kv_dtype: str, model_bytes: int) -> int:
+    """Bytes of one token's keys and values in one head.
 
-    >>> _packed(8, 128, 128, "auto", 2), _packed(8, 128, 128, "fp8", 2), _packed(8, 128, 128, "int4_per_token_head", 2)
-    (4096, 2048, 1088)
+    >>> _packed(128, 128, "auto", 2), _packed(128, 128, "fp8", 2), _packed(128, 128, "int4_per_token_head", 2)
+    (512, 256, 136)
     """
     values = key_dim + value_dim
     if kv_dtype == "int4_per_token_head":
-        return heads * (values // 2 + 8)  # two float32 scales per head, inline
+        return values // 2 + 8  # two float32 scales, inline
     if kv_dtype in {"int8_per_token_head", "fp8_per_token_head"}:
-        return heads * (values + 8)
+        return values + 8
     if kv_dtype.startswith("nvfp4"):
-        return heads * (values // 2 + values // 16)  # one fp8 scale for 16 values
-    if kv_dtype.startswith("turboquant_"):
-        return heads * _turboquant(key_dim, kv_dtype)
-    return heads * values * cache_bytes(kv_dtype, model_bytes)
-
-
-def _turboquant(head_dim: int, kv_dtype: str) -> int:
-    """Bytes of a TurboQuant slot: packed key, its norm, packed value, scale and zero; rounded up to even."""
-    key_bits, value_bits = {"k8v4": (8, 4), "4bit": (4, 4), "k3v4": (3, 4), "3bit": (3, 3)}[kv_dtype.split("_")[1]]
-    key = head_dim if key_bits == 8 else -(-head_dim * key_bits // 8) + 2
-    slot = key + -(-head_dim * value_bits // 8) + 4
-    return slot + slot % 2
+        return values // 2 + values // 16  # one fp8 scale for 16 values
+    if kv_dtype.startswith("turboquant_"):  # packed key, its norm, packed value, scale and zero; rounded up to even
+        key_bits, value_bits = {"k8v4": (8, 4), "4bit": (4, 4), "k3v4": (3, 4)}.get(kv_dtype.split("_")[1], (3, 3))
+        key = key_dim if key_bits == 8 else -(-key_dim * key_bits // 8) + 2
+        return -(-(key - (-key_dim * value_bits // 8) + 4) // 2) * 2
+    return values * cache_bytes(kv_dtype, model_bytes)
 
 
 def cache_bytes(kv_dtype: str, model_bytes: int) -> int:
@@ -149,15 +134,15 @@ def cache_bytes(kv_dtype: str, model_bytes: int) -> int:
     return DTYPE_BYTES.get(kv_dtype, model_bytes)
 
 
-def _mla_token_bytes(config: Config, side: _Side) -> int:
+def _mla_token_bytes(config: Config, shape: Shape) -> int:
     """The latent and its rope part, once per GPU: TP does not divide it. The sparse kernels' fp8 packs 656 bytes."""
-    kv_dtype, rank = side.kv_dtype, first_int(config, "kv_lora_rank") or 0
+    kv_dtype, rank = shape.kv_dtype, first_int(config, "kv_lora_rank") or 0
     rope = first_int(config, "qk_rope_head_dim") or 0
     if kv_dtype == "fp8_ds_mla" or (kv_dtype.startswith("fp8") and config.get("index_topk")):
         return rank + 16 + 2 * rope
     if kv_dtype in {"int8_per_token_head", "fp8_per_token_head"}:
         return rank + rope + 8
-    return (rank + rope) * cache_bytes(kv_dtype, side.shape.dtype_bytes)
+    return (rank + rope) * cache_bytes(kv_dtype, shape.dtype_bytes)
 
 
 def is_mla(config: Config) -> bool:

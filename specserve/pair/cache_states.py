@@ -26,9 +26,9 @@ class _Layout:
     """The window keeps draft tokens until they are verified."""
 
 
-def state_bytes(config: Config, shape: Shape, tp: int) -> int | None:
+def state_bytes(config: Config, shape: Shape) -> int | None:
     """The recurrent state of one sequence in one layer on one GPU; None for a layout not known here."""
-    layout = next(_layouts(config, tp), None)
+    layout = next(_layouts(config, shape.tp), None)
     if layout is None:
         return None
     conv = DTYPE_BYTES.get(shape.state_dtypes[0], shape.dtype_bytes)
