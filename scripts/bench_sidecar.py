@@ -12,7 +12,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -31,6 +30,7 @@ from specserve.engine.metrics import parse  # noqa: E402
 from specserve.sidecar.collector import exposition  # noqa: E402
 from specserve.sidecar.observer import Observer  # noqa: E402
 from specserve.sidecar.probe import Scrape  # noqa: E402
+from tests.traffic import traffic  # noqa: E402
 from tests.virtual_engine import VirtualEngine  # noqa: E402
 
 SETTINGS = {"models": {"target_model": {"path": "/models/target"}}, "speculative_decoding": {"method": "ngram"}}
@@ -100,27 +100,19 @@ def hang_seconds(interval: float, canary: float) -> float:
     spent = []
     with sidecar(interval, canary) as (engine, url, _, _):
         _until(url, "readyz", 200)
-        threading.Thread(target=_traffic, args=(engine, enough := threading.Event())).start()
-        for i in range(5):
-            _until(url, "readyz", 200)
-            time.sleep(3 * interval)
-            while requests.get(f"{url}/livez", timeout=5).json()["age_seconds"] > interval / 10:
-                time.sleep(0.01)
-            time.sleep(i / 5 * interval)
-            requests.post(f"{engine}/__control", json={"freeze": True}, timeout=5)
-            begun = time.monotonic()
-            _until(url, "livez", 503)
-            spent.append(time.monotonic() - begun)
-            requests.post(f"{engine}/__control", json={"freeze": False}, timeout=5)
-        enough.set()
+        with traffic(engine, "stub", clients=2, timeout=60):
+            for i in range(5):
+                _until(url, "readyz", 200)
+                time.sleep(3 * interval)
+                while requests.get(f"{url}/livez", timeout=5).json()["age_seconds"] > interval / 10:
+                    time.sleep(0.01)
+                time.sleep(i / 5 * interval)
+                requests.post(f"{engine}/__control", json={"freeze": True}, timeout=5)
+                begun = time.monotonic()
+                _until(url, "livez", 503)
+                spent.append(time.monotonic() - begun)
+                requests.post(f"{engine}/__control", json={"freeze": False}, timeout=5)
     return max(spent)
-
-
-def _traffic(engine: str, enough: threading.Event) -> None:
-    while not enough.is_set():
-        with suppress(requests.RequestException):
-            body = {"model": "stub", "prompt": "a b c", "max_tokens": 50}
-            requests.post(f"{engine}/v1/completions", json=body, timeout=60)
 
 
 def _until(url: str, path: str, *statuses: int) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
-from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -14,6 +12,7 @@ import requests
 from scripts.record_metrics import record
 from specserve.engine.metrics import parse
 from tests.replay import replay
+from tests.traffic import traffic
 
 INTERVAL, CANARY = 1.0, 5.0
 SPEC = (
@@ -22,6 +21,7 @@ SPEC = (
 )
 SATURATION_SECONDS = 60
 PROMPT = "def add(first, second):\n    return first"
+CLIENT = {"prompt": PROMPT, "timeout": 20.0}
 pytestmark = pytest.mark.parametrize("engine_server", [SPEC], indirect=True)
 
 
@@ -33,31 +33,10 @@ def wait_until(condition, seconds: float) -> None:
         time.sleep(0.05)
 
 
-def complete(url: str, *, tokens: int, timeout: float = 60) -> int:
+def complete(url: str, *, tokens: int) -> int:
     """The status of one greedy completion."""
     body = {"model": "tiny", "prompt": PROMPT, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
-    return requests.post(f"{url}/v1/completions", json=body, timeout=timeout).status_code
-
-
-@contextlib.contextmanager
-def traffic(url: str, *, clients: int, tokens: int) -> Iterator[None]:
-    """Clients that send one completion after the other."""
-    enough = threading.Event()
-
-    def client() -> None:
-        while not enough.is_set():
-            with contextlib.suppress(requests.RequestException):
-                complete(url, tokens=tokens, timeout=20)
-
-    threads = [threading.Thread(target=client) for _ in range(clients)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        enough.set()
-        for thread in threads:
-            thread.join()
+    return requests.post(f"{url}/v1/completions", json=body, timeout=60).status_code
 
 
 def probes(url: str) -> tuple[int, ...]:
@@ -118,7 +97,7 @@ def test_the_sidecars_totals_are_the_engines(engine_server):
 def test_a_recording_of_the_real_engine_replays(engine_server, tmp_path):
     """What the recorder writes gives verdicts and rates without the engine."""
     path = tmp_path / "recording.jsonl.gz"
-    with traffic(engine_server.base_url, clients=4, tokens=60):
+    with traffic(engine_server.base_url, "tiny", tokens=60, **CLIENT):
         assert record(engine_server.base_url, path, seconds=15, interval=3) >= 4
     seen = replay(path)
     assert seen[-1].assessment.condition in ("progressing", "idle")
@@ -129,7 +108,7 @@ def test_a_saturated_engine_is_never_called_stalled(engine_server):
     """A minute of more clients than slots: alive and ready at every look, conditions only of work."""
     seen: set[tuple[int, ...]] = set()
     conditions: set[str] = set()
-    with traffic(engine_server.base_url, clients=96, tokens=120):
+    with traffic(engine_server.base_url, "tiny", clients=96, tokens=120, **CLIENT):
         wait_until(lambda: status(engine_server.sidecar_url)["now"].get("requests_waiting", 0) > 0, 30)
         end = time.monotonic() + SATURATION_SECONDS
         while time.monotonic() < end:
@@ -144,7 +123,7 @@ def test_a_stopped_engine_core_is_stalled_and_recovers(engine_server):
     """SIGSTOP of EngineCore: /health still says 200; not alive within three reads and a canary; then SIGCONT."""
     family = psutil.Process(engine_server.process.pid).children(recursive=True)
     core = next(p for p in family if "EngineCore" in " ".join([p.name(), *p.cmdline()]))
-    with traffic(engine_server.base_url, clients=4, tokens=200):
+    with traffic(engine_server.base_url, "tiny", tokens=200, **CLIENT):
         wait_until(lambda: status(engine_server.sidecar_url)["condition"] == "progressing", 10)
         core.suspend()
         try:

@@ -21,6 +21,8 @@ import pytest
 import requests
 from programs import Program, start, wait_until
 
+from tests.traffic import traffic
+
 INTERVAL, CANARY = 0.2, 0.7
 CONFIG = """
 server: {{port: {engine}, served_model_name: stub{server}}}
@@ -95,29 +97,6 @@ def sidecar(tmp_path) -> Iterator[Callable[..., Sidecar]]:
         assert program.ends() == 0, program.output
 
 
-@contextlib.contextmanager
-def traffic(engine: Program, *, clients: int = 4, tokens: int = 50) -> Iterator[None]:
-    """Clients that send one completion after the other; an engine that fails them is their problem."""
-    enough = threading.Event()
-
-    def client() -> None:
-        while not enough.is_set():
-            body = {"model": "stub", "prompt": "a b c", "max_tokens": tokens}
-            with contextlib.suppress(requests.RequestException):
-                requests.post(f"{engine.url}/v1/completions", json=body, timeout=1)
-            time.sleep(0.01)
-
-    threads = [threading.Thread(target=client) for _ in range(clients)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        enough.set()
-        for thread in threads:
-            thread.join()
-
-
 def test_before_the_engine_listens_it_is_starting(stub, sidecar, free_port) -> None:
     """Nobody there yet: alive, not started, not ready; then ready after the first completion, and no sooner."""
     watcher = sidecar(free_port)
@@ -133,7 +112,7 @@ def test_a_frozen_engine_is_stalled_and_comes_back(stub, sidecar) -> None:
     engine = stub(*SPEC, "--stub-step", 0.005)
     watcher = sidecar(engine.port)
     wait_until(lambda: watcher.probes()[2] == 200)
-    with traffic(engine):
+    with traffic(engine.url, "stub"):
         watcher.becomes("progressing")
         engine.control(freeze=True)
         assert requests.get(f"{engine.url}/health", timeout=5).status_code == 200
@@ -175,7 +154,7 @@ def test_a_starved_engine_is_named_and_left_alive(stub, sidecar) -> None:
     watcher = sidecar(engine.port)
     watcher.becomes("idle")
     engine.control(starve=True)
-    with traffic(engine):
+    with traffic(engine.url, "stub"):
         watcher.becomes("starved")
         assert watcher.probes() == (200, 200, 503)
         assert "starved is not hung" in watcher.get("/livez").json()["reason"]
@@ -188,7 +167,7 @@ def test_a_saturated_engine_is_alive(stub, sidecar) -> None:
     engine = stub(*SPEC, "--max-num-seqs", 2, "--stub-step", 0.1)
     watcher = sidecar(engine.port)
     watcher.becomes("idle")
-    with traffic(engine, clients=16):
+    with traffic(engine.url, "stub", clients=16):
         watcher.becomes("progressing")
         seen = set()
         end = time.monotonic() + 6 * CANARY
