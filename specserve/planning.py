@@ -92,11 +92,10 @@ class Planning:
 def read_models(settings: Settings) -> tuple[facts.ModelFacts, facts.ModelFacts | None]:
     """Target, and the draft where a second checkpoint is loaded."""
     models = settings.models
-    token = models.hub_token.get_secret_value() if models.hub_token is not None else None
-    target = facts.read(models.target_model.path, revision=models.target_model.revision, token=token)
+    target = facts.read(models.target_model.path, revision=models.target_model.revision, token=models.token)
     if models.draft_model is None or not settings.uses_draft_model:
         return target, None
-    return target, facts.read(models.draft_model.path, revision=models.draft_model.revision, token=token)
+    return target, facts.read(models.draft_model.path, revision=models.draft_model.revision, token=models.token)
 
 
 def with_index_total(model: facts.ModelFacts) -> facts.ModelFacts:

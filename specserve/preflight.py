@@ -114,11 +114,8 @@ def read(settings: Settings, role: str) -> tuple[ModelFacts | None, list[Finding
     """One checkpoint of the config, and what reading it showed; None when it cannot be read."""
     model = settings.models.target_model if role == "target_model" else settings.models.draft_model
     assert model is not None
-    token = settings.models.hub_token
     try:
-        facts = reading.read(
-            model.path, revision=model.revision, token=token.get_secret_value() if token is not None else None
-        )
+        facts = reading.read(model.path, revision=model.revision, token=settings.models.token)
     except CheckpointRefused as refused:
         return None, [_placed(f, role) for f in refused.findings]
     without = settings.engine.extra_args.get("load-format", settings.engine.extra_args.get("load_format")) == "dummy"

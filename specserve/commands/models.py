@@ -91,16 +91,11 @@ def _pull(settings: Settings, path: str, revision: str | None) -> Path:
             raise ConfigError("models.store must name the folder to copy to", where=path, fix="set models.store")
         with hashing() as progress:
             return pulling.from_place(path, store=store, progress=progress)
-    token = _token(settings)
+    token = settings.models.token
     resolved = facts.read(path, revision=revision, token=token)
     if store is None or resolved.revision is None:
         return pulling.to_cache(path, revision=resolved.revision, token=token)
     return pulling.from_hub(path, revision=resolved.revision, store=store, token=token)
-
-
-def _token(settings: Settings) -> str | None:
-    token = settings.models.hub_token
-    return token.get_secret_value() if token is not None else None
 
 
 def _configured(settings: Settings) -> list[tuple[str, str, str | None]]:
@@ -112,5 +107,5 @@ def _configured(settings: Settings) -> list[tuple[str, str, str | None]]:
 def _facts(settings: Settings) -> dict[str, ModelFacts]:
     from specserve.pair import facts
 
-    token = _token(settings)
+    token = settings.models.token
     return {key: facts.read(path, revision=rev, token=token) for key, path, rev in _configured(settings)}

@@ -56,3 +56,8 @@ class Models(Section):
     store: str | None = Field(None, description="Folder that `specserve models pull` fills; null is the Hub cache.")
     hub_token: SecretStr | None = Field(None, description="Hub token; prefer hub_token_file.")
     hub_token_file: str | None = Field(None, description="File that holds the Hub token.")
+
+    @property
+    def token(self) -> str | None:
+        """The Hub token in clear."""
+        return self.hub_token.get_secret_value() if self.hub_token is not None else None

@@ -219,8 +219,8 @@ def _env(settings: Settings) -> dict[str, str]:
     env = {}
     if settings.server.api_key:
         env["VLLM_API_KEY"] = settings.server.api_key.get_secret_value()
-    if settings.models.hub_token:
-        env["HF_TOKEN"] = settings.models.hub_token.get_secret_value()
+    if settings.models.token:
+        env["HF_TOKEN"] = settings.models.token
     return env | settings.engine.env
 
 

@@ -136,6 +136,8 @@ def verify(manifest: Manifest, models: Mapping[str, ModelFacts], progress: Progr
             message, fix = f"is at commit {facts.revision}, locked was {locked}", f"set models.{key}.revision: {locked}"
             yield Finding("lock-mismatch", "error", where, message, fix)
         for name, record in records.items():
+            if facts.folder is None and "/" in name:  # the Hub's listing was read for the top of the repository
+                continue
             problem = _size_problem(sizes.get(name), record)
             if problem is None and progress is not None:
                 problem = _hash_problem(_folder(facts) / name, record, progress)
