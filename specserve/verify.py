@@ -58,7 +58,7 @@ class _Skipped(Exception):
 
 
 def run(subject: Subject, told: Callable[[Outcome], None] = lambda _: None) -> list[Outcome]:
-    """Every check in order; none stops the others, but where nobody answers nothing more is asked."""
+    """Every check in order; none stops the others, but where no OpenAI API answers nothing more is asked."""
     out = []
     answers = _answers(subject)
     for name, check in CHECKS:
@@ -87,13 +87,13 @@ def _answers(subject: Subject) -> bool:
         subject.client.models(timeout=subject.timeout_seconds)
     except EngineUnreachable:
         return False
-    except EngineError:
-        return True
+    except EngineRefused as refused:
+        return refused.status != 404
     return True
 
 
 def _not_asked(_: Subject) -> str:
-    raise _Skipped("nobody answers")
+    raise _Skipped("no OpenAI API answers")
 
 
 def _models(subject: Subject) -> str:
