@@ -34,29 +34,22 @@ class Planning:
 
     @classmethod
     def of(
-        cls,
-        loaded: Loaded,
-        *,
-        environ: Mapping[str, str],
-        target: facts.ModelFacts | None = None,
+        cls, loaded: Loaded, *, environ: Mapping[str, str], target: facts.ModelFacts | None = None,
         draft: facts.ModelFacts | None = None,
-    ) -> Planning:
+    ) -> Planning:  # fmt: skip
         """Read metadata of both checkpoints, and look for GPUs where the config names none.
 
         A caller that has read the checkpoints already gives both.
         """
-        settings = loaded.settings
-        hardware = settings.hardware
+        settings, hardware, env = loaded.settings, loaded.settings.hardware, loaded.settings.engine.env
         if target is None:
             target, draft = read_models(settings)
-        stated = bool(hardware.gpu_name or hardware.gpu_memory_gib)
+        stated, engine = bool(hardware.gpu_name or hardware.gpu_memory_gib), installed()
         devices = None if stated else gpu.devices()
         if devices is not None:
-            devices = gpu.visible(
-                devices, settings.engine.env.get("CUDA_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES"))
-            )
-        engine = installed()
-        cpu = not stated and ((engine is not None and engine.on_cpu) or "VLLM_CPU_KVCACHE_SPACE" in settings.engine.env)
+            devices = gpu.visible(devices, env.get("CUDA_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES")))
+        on_cpu = (engine is not None and engine.distribution == "vllm-cpu") or "VLLM_CPU_KVCACHE_SPACE" in env
+        cpu = not stated and on_cpu
         target, draft = with_index_total(target), None if draft is None else with_index_total(draft)
         return cls(settings, loaded.path, target, draft, devices, engine, "cpu" if cpu else "gpu",
                    _free_ram() if cpu else None)  # fmt: skip

@@ -68,17 +68,11 @@ class _Gpu:
 
 
 def plan(
-    settings: Settings,
-    target: ModelFacts,
-    draft: ModelFacts | None = None,
-    *,
-    devices: Sequence[Device] | None = None,
-    engine_version: str | None = None,
-    backend: shapes.Backend = "gpu",
-    free_ram_bytes: int | None = None,
-    calibration: Calibration | None = None,
+    settings: Settings, target: ModelFacts, draft: ModelFacts | None = None, *,
+    devices: Sequence[Device] | None = None, engine_version: str | None = None, backend: shapes.Backend = "gpu",
+    free_ram_bytes: int | None = None, calibration: Calibration | None = None,
     constants: overhead.Constants = overhead.FITTED,
-) -> Plan:
+) -> Plan:  # fmt: skip
     """Plan the memory of a deployment. Pure: hardware comes from ``settings.hardware`` or ``devices``.
 
     ``free_ram_bytes`` is for the CPU backend; ``calibration`` replaces modelled terms by what an earlier start
