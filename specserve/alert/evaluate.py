@@ -154,6 +154,6 @@ def _alert(rule: Rule, labels: Labels, tracked: _Tracked, at: float) -> Alert:
 
 def _describe(rule: Rule, labels: Labels, instance: Instance) -> str:
     value = "unknown" if instance.value is None else f"{instance.value:.4g}"
-    back = "above" if rule.direction == "below" else "below"
-    limits = f"fires {rule.direction} {rule.fire:g}, resolves {back} {rule.resolve:g}"
-    return f"{key(rule.metric, **dict(labels))} is {value} ({limits}): {instance.reason.value}"
+    sign, back = ("<", ">=") if rule.direction == "below" else (">", "<=")
+    limits = f" (fires {sign} {rule.fire:g}, ends {back} {rule.resolve:g})" if rule.fire or rule.resolve else ""
+    return f"{key(rule.metric, **dict(labels))} is {value}{limits}: {instance.reason.value}"

@@ -21,6 +21,7 @@ import pytest
 import requests
 from programs import Program, start, wait_until
 
+from tests.alert_stack import webhook
 from tests.traffic import traffic
 
 INTERVAL, CANARY = 0.2, 0.7
@@ -409,12 +410,28 @@ def test_it_ends_within_its_time_while_the_engine_hangs(stub, sidecar) -> None:
     assert watcher.ends(20) == 0
 
 
-def test_beside_a_launched_engine(launch, free_port, tmp_path) -> None:
-    """Launch starts it: ready with the supervisor's consent, and while draining alive, not ready, still there."""
+def beside(tmp_path: Path, interval: float = INTERVAL) -> tuple[int, list[str]]:
+    """The port of a sidecar beside a launched engine, and what launch must be told."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    values = {"enabled": "true", "port": port, "scrape_interval_seconds": INTERVAL, "state_dir": tmp_path / "state"}
-    settings = [part for name, value in values.items() for part in ("--set", f"sidecar.{name}={value}")]
+    values = {"enabled": "true", "port": port, "scrape_interval_seconds": interval, "state_dir": tmp_path / "state"}
+    return port, [part for name, value in values.items() for part in ("--set", f"sidecar.{name}={value}")]
+
+
+def test_a_launch_that_refuses_corrupt_text_says_so_to_receivers(launch, tmp_path) -> None:
+    """The canary ends the launch with exit code 4; the alert goes out first, however long the interval."""
+    with webhook() as hook:
+        _, settings = beside(tmp_path, interval=600)
+        receiver = f"alerts.notify=[{{type: webhook, url: {hook.url}}}]"
+        program = launch("--stub-corrupt", "sampled", *settings, "--set", receiver)
+        assert program.ends() == 4
+        heard = [alert for _, _, body in hook.got for alert in json.loads(body)["alerts"]]
+    assert [alert["labels"]["alertname"] for alert in heard] == ["SpecOutputMismatch"], program.output
+
+
+def test_beside_a_launched_engine(launch, tmp_path) -> None:
+    """Launch starts it: ready with the supervisor's consent, and while draining alive, not ready, still there."""
+    port, settings = beside(tmp_path)
     engine = launch("--stub-step", 0.02, *settings)
     watcher = Sidecar(engine.process, engine.path, port)
     wait_until(lambda: "Ready\n" in engine.output and watcher.probes() == (200, 200, 200))
