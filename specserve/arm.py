@@ -23,6 +23,8 @@ from specserve.errors import ConfigError, EngineStartError, ExitCode, PreflightR
 from specserve.supervise.child import Child, exit_cause
 
 POLL_SECONDS = 0.2
+MAX_FOREIGN_SHARE = 0.05
+"""More tokens than this beyond ours: the counters are not about us. Requests that failed halfway have made some."""
 _REFUSALS: Mapping[int, type[SpecserveError]] = {
     ExitCode.CONFIG: ConfigError,
     ExitCode.PREFLIGHT: PreflightRefused,
@@ -143,6 +145,14 @@ def _delta(before: metrics.EngineSnapshot | None, after: metrics.EngineSnapshot 
         return None
     old, new = before.total(name), after.total(name)
     return None if old is None or new is None else new - old
+
+
+def foreign_tokens(
+    before: metrics.EngineSnapshot | None, after: metrics.EngineSnapshot | None, ours: int
+) -> float | None:
+    """Tokens that the server made for others; None when there were none to speak of, or it is unknown."""
+    made = _delta(before, after, "generation_tokens")
+    return None if made is None or made <= ours * (1 + MAX_FOREIGN_SHARE) else made - ours
 
 
 def prefix_hits(before: metrics.EngineSnapshot | None, after: metrics.EngineSnapshot | None) -> float | None:

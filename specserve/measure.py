@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from specserve import __version__, gpu, verify
-from specserve.arm import ArmSpec, Server, ask, prefix_hits, score, search, speculation
+from specserve.arm import ArmSpec, Server, ask, foreign_tokens, prefix_hits, score, search, speculation
 from specserve.bench import answers, result
 from specserve.bench.load import LoadClient
 from specserve.bench.plan import Plan, Step
@@ -116,6 +116,7 @@ class Bench:
         with Means(open_telemetry(self.environ.get("CUDA_VISIBLE_DEVICES"), used)) as means:
             run = load.run(server.client.base_url, server.model, workload, concurrency=step.concurrency)
         after = server.counters()
+        foreign = foreign_tokens(before, after, sum(s.output_tokens or 0 for s in run.samples))
         block = Block(
             index=step.index,
             arm=step.arm,
@@ -124,8 +125,9 @@ class Bench:
             started_seconds=began - self._started,
             duration_seconds=run.duration_seconds,
             samples=list(run.samples),
-            speculation=speculation(before, after),
-            prefix_cache_hit_ratio=prefix_hits(before, after),
+            speculation=None if foreign else speculation(before, after),
+            prefix_cache_hit_ratio=None if foreign else prefix_hits(before, after),
+            foreign_tokens=foreign,
             gpu=means.result,
         )
         label = f"block {step.index}: {step.arm} {step.workload} x{step.concurrency}"

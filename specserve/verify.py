@@ -15,7 +15,7 @@ import requests
 from specserve.config.schema import Settings
 from specserve.engine import metrics
 from specserve.engine.client import EngineClient, EngineError, EngineRefused, EngineUnreachable, collect
-from specserve.engine.corruption import looping, unprintable_reason
+from specserve.engine.corruption import is_other_script, looping, unprintable_reason
 from specserve.units import percent
 
 Status = Literal["PASS", "FAIL", "SKIP"]
@@ -118,6 +118,8 @@ def _coherent(text: str, tokens: int | None) -> str:
 
 def _completion(subject: Subject) -> str:
     answer = subject.client.complete(PROMPT, max_tokens=32, temperature=0.0, timeout=subject.timeout_seconds)
+    if is_other_script(answer.text):
+        raise _Failed(f"the answer to an English prompt is in another script: {answer.text[:60]!r}")
     return _coherent(answer.text, answer.completion_tokens)
 
 

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from specserve.bench.judge import Cell
 from specserve.bench.result import Answers, Result, Search
 
+LATER = 1.1
+"""A first token that comes more than a tenth later is worth a sentence."""
+
 
 def conclusion(result: Result, cells: Sequence[Cell]) -> list[str]:
     """What to do, in sentences that name the workload, the load and the factor; what forbids it comes first."""
@@ -39,6 +42,14 @@ def _best(cells: Sequence[Cell]) -> float:
     return max((c.speedup.value for c in cells if c.speedup), default=0.0)
 
 
+def _later(cells: Sequence[Cell]) -> str:
+    """Faster tokens may hide that the first one comes later (vllm-project/vllm#19996)."""
+    worst = max((c for c in cells if c.ttft_ratio), key=lambda c: c.ttft_ratio or 0.0, default=None)
+    if worst is None or (worst.ttft_ratio or 0.0) <= LATER:
+        return ""
+    return f" The first token comes {worst.ttft_ratio:.2f}x as late at {worst.concurrency}."
+
+
 def _advice(workload: str, cells: Sequence[Cell]) -> str:
     known = [c for c in cells if c.speedup]
     faster = [c for c in known if c.verdict == "faster"]
@@ -47,7 +58,8 @@ def _advice(workload: str, cells: Sequence[Cell]) -> str:
         top = max(c.concurrency for c in faster)
         open_at = ", ".join(str(c.concurrency) for c in cells if c.verdict in ("inconclusive", "unsound"))
         rest = f" (no verdict at {open_at})" if open_at else ""
-        return f"Turn it on for {workload} up to {top} concurrent requests: {_factors(faster)} faster per token{rest}."
+        seen = f"{_factors(faster)} faster per token{rest}.{_later(faster)}"
+        return f"Turn it on for {workload} up to {top} concurrent requests: {seen}"
     if faster:
         limit = max((c.concurrency for c in faster if c.concurrency < min(s.concurrency for s in slower)), default=None)
         if limit is not None:
@@ -55,7 +67,7 @@ def _advice(workload: str, cells: Sequence[Cell]) -> str:
             return (
                 f"Turn it on for {workload} up to {limit} concurrent requests ({_factors(on)}); "
                 f"from {min(s.concurrency for s in slower)} on leave it off ({_factors(slower)}). "
-                f"In the config: speculative_decoding.max_batch_size: {limit}."
+                f"In the config: speculative_decoding.max_batch_size: {limit}.{_later(on)}"
             )
     if slower:
         seen = f"{_factors(slower)} (below 1 is slower)"

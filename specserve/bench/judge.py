@@ -55,6 +55,8 @@ class Cell:
     speedup: Interval | None
     """Baseline TPOT / speculative TPOT; None when unsound."""
     throughput_speedup: float | None
+    ttft_ratio: float | None
+    """Speculative median TTFT / the baseline's: above 1 the first token comes later."""
     noise: float | None
     """Half width, as a ratio minus 1, that equal blocks alone explain."""
     warnings: tuple[str, ...] = field(default=())
@@ -72,6 +74,23 @@ def cells(result: Result) -> list[Cell]:
         first, second = [b for b in here if b.arm == base], [b for b in here if b.arm == spec]
         if first and second:
             out.append(_cell(workload, concurrency, first, second))
+    return out
+
+
+def drops(old: Result, new: Result, share: float) -> list[str]:
+    """Where the newer result is worse by more than this share, in the cells that both measured."""
+    before = {(c.workload, c.concurrency): c for c in cells(old)}
+    out = []
+    for cell in cells(new):
+        was = before.get((cell.workload, cell.concurrency))
+        if was is None:
+            continue
+        for name, a, b in (
+            ("speedup", was.speedup and was.speedup.value, cell.speedup and cell.speedup.value),
+            ("acceptance length", was.speculative.mean_acceptance_length, cell.speculative.mean_acceptance_length),
+        ):
+            if a and b and b < a * (1 - share):
+                out.append(f"{name} of {cell.workload} at {cell.concurrency} fell from {a:.2f} to {b:.2f}")
     return out
 
 
@@ -93,6 +112,7 @@ def _cell(workload: str, concurrency: int, first: Sequence[Block], second: Seque
         verdict=verdict,
         speedup=None if verdict == "unsound" else ratio,
         throughput_speedup=_throughput(baseline, speculative) if verdict != "unsound" else None,
+        ttft_ratio=_ttft(baseline, speculative) if verdict != "unsound" else None,
         noise=None if half is None else math.exp(half) - 1,
         warnings=tuple(warnings),
     )
@@ -102,6 +122,12 @@ def _throughput(baseline: ArmCell, speculative: ArmCell) -> float | None:
     if baseline.output_tokens_per_second <= 0:
         return None
     return speculative.output_tokens_per_second / baseline.output_tokens_per_second
+
+
+def _ttft(baseline: ArmCell, speculative: ArmCell) -> float | None:
+    if baseline.ttft is None or speculative.ttft is None or not baseline.ttft.p50:
+        return None
+    return speculative.ttft.p50 / baseline.ttft.p50
 
 
 def _verdict(ratio: Interval | None, half: float | None, *, unsound: bool) -> Verdict:

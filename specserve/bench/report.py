@@ -32,7 +32,7 @@ def _parts(result: Result, prefix: str) -> list[Part]:
         Part(f"{prefix}Speedup", _speedup_text(), _speedups(cells), ("speedup", "tpot", "throughput")),
         Part(f"{prefix}Latency and load", (), _latencies(cells)),
         Part(f"{prefix}Highest load", tuple(_search_text(result.searches)), _searches(result.searches)),
-        Part(f"{prefix}Acceptance", _acceptance_text(), _acceptance(cells), ("positions",)),
+        Part(f"{prefix}Acceptance", _acceptance_text(result), _acceptance(cells), ("positions",)),
         Part(f"{prefix}GPU", (), _gpu(result)),
         Part(f"{prefix}Break-even", _break_even_text(), _break_even(result, cells), ("breakeven",)),
         Part(f"{prefix}Same answers", tuple(_answers_text(result)), _answers(result.answers)),
@@ -45,12 +45,13 @@ def _speedup_text() -> tuple[str, ...]:
     return (
         "Speedup is the baseline's median TPOT over the speculative one, paired by prompt; above 1 is faster.",
         "The interval covers other prompts (bootstrap) and the noise between equal blocks, with 95 % confidence.",
+        "TTFT is the speculative median over the baseline's: above 1 the first token comes later.",
     )
 
 
 def _speedups(cells: Sequence[Cell]) -> Table:
     return Table(
-        ("workload", "concurrency", "verdict", "speedup", "95 % interval", "throughput", "noise", "acceptance"),
+        ("workload", "concurrency", "verdict", "speedup", "95 % interval", "throughput", "TTFT", "noise", "acceptance"),
         tuple(
             (
                 c.workload,
@@ -59,6 +60,7 @@ def _speedups(cells: Sequence[Cell]) -> Table:
                 f"{c.speedup.value:.2f}x" if c.speedup else "-",
                 f"{c.speedup.low:.2f} to {c.speedup.high:.2f}" if c.speedup else "-",
                 f"{c.throughput_speedup:.2f}x" if c.throughput_speedup else "-",
+                f"{c.ttft_ratio:.2f}x" if c.ttft_ratio else "-",
                 percent(c.noise),
                 percent(c.speculative.acceptance_rate),
             )
@@ -93,10 +95,13 @@ def _ms(spread: Spread | None) -> str:
     return "-" if spread is None else " / ".join(f"{v * 1000:.1f}" for v in (spread.p50, spread.p90, spread.p99))
 
 
-def _acceptance_text() -> tuple[str, ...]:
+def _acceptance_text(result: Result) -> tuple[str, ...]:
+    used = [b for b in result.blocks if b.foreign_tokens]
     return (
         "Acceptance rate is accepted over drafted tokens; mean acceptance length is 1 + accepted over drafts.",
-        "From the engine's counters over each block: right only where nothing else used the server.",
+        f"In {len(used)} of {len(result.blocks)} blocks somebody else used the server: there it is unknown."
+        if used
+        else "From the engine's counters over each block; nobody else used the server.",
     )
 
 

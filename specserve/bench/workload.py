@@ -119,7 +119,8 @@ def from_file(path: Path, *, max_tokens: int = 128) -> Workload:
 
     Understood: OpenAI request bodies (``messages`` or ``prompt``, with ``max_tokens``, ``temperature`` and, when
     recorded, ``timestamp`` in seconds), also under a ``body`` or ``request`` key; ShareGPT (``conversations``);
-    plain text. Raises ConfigError with every bad line.
+    plain text. Where some lines are chats, the others become chats of one message. Raises ConfigError with every
+    bad line.
     """
     problems: list[Problem] = []
     requests: list[Request] = []
@@ -140,8 +141,18 @@ def from_file(path: Path, *, max_tokens: int = 128) -> Workload:
     return Workload(
         name=path.name.split(".")[0],
         temperature=sorted(temperatures)[len(temperatures) // 2],
-        requests=tuple(_from_first(requests)),
+        requests=tuple(_from_first(_alike(requests))),
     )
+
+
+def _alike(requests: Sequence[Request]) -> Sequence[Request]:
+    """All for one endpoint: a block is sent to one."""
+    if all(r.messages is None for r in requests):
+        return requests
+    return [
+        r if r.messages else r.model_copy(update={"messages": ({"role": "user", "content": r.prompt},), "prompt": None})
+        for r in requests
+    ]
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -211,14 +222,24 @@ def _messages(body: Mapping[str, Any]) -> tuple[dict[str, str], ...] | None:
     roles = {"human": "user", "gpt": "assistant", "system": "system"}
     found: list[dict[str, str]] = []
     for turn in _turns(body, "messages"):
-        if isinstance(turn, dict) and isinstance(turn.get("content"), str):
-            found.append({"role": str(turn.get("role", "user")), "content": turn["content"]})
+        if isinstance(turn, dict) and (text := _content(turn.get("content"))):
+            found.append({"role": str(turn.get("role", "user")), "content": text})
     for turn in _turns(body, "conversations"):
         if isinstance(turn, dict) and turn.get("from") in roles and isinstance(turn.get("value"), str):
             found.append({"role": roles[turn["from"]], "content": turn["value"]})
     while found and found[-1]["role"] == "assistant":
         found.pop()
     return tuple(found) or None
+
+
+def _content(content: Any) -> str | None:
+    """The text of a turn, also of one in parts; None where it has none (a tool's call)."""
+    if not isinstance(content, list):
+        return content if isinstance(content, str) else None
+    kinds = {part.get("type") if isinstance(part, dict) else None for part in content}
+    if kinds - {"text"}:
+        raise ValueError("holds content that is no text (an image, a sound); only text can be sent again")
+    return "\n".join(str(part.get("text", "")) for part in content)
 
 
 def _from_first(requests: Sequence[Request]) -> Iterable[Request]:

@@ -63,7 +63,7 @@ def bench(loaded: Loaded, output: str, out: Path, resume: bool, **options: Any) 
     if objectives:
         arm.guidellm(os.environ)  # before minutes are spent: is it installed?
     out.mkdir(parents=True, exist_ok=True)
-    before = _before(out, resume, specs)
+    before = _before(out, resume, plan)
     for spec in specs:
         if spec.url is None:  # both arms, before minutes are spent on the first
             preflight.require(preflight.run(spec.loaded, environ=os.environ))
@@ -165,7 +165,7 @@ def _numbers(text: str) -> tuple[int, ...]:
     return numbers
 
 
-def _before(out: Path, resume: bool, specs: Sequence[ArmSpec]) -> Result | None:
+def _before(out: Path, resume: bool, plan: Plan) -> Result | None:
     from specserve.bench import result
     from specserve.errors import ConfigError
 
@@ -177,8 +177,10 @@ def _before(out: Path, resume: bool, specs: Sequence[ArmSpec]) -> Result | None:
             "already holds a result", where=str(out), fix="give another --out, or --resume to continue it"
         )
     before = result.read(path)
-    if [a.name for a in before.arms] != [s.name for s in specs]:
-        raise ConfigError("holds a result of other arms; --resume continues the same benchmark only", where=str(path))
+    steps = [(s.arm, s.workload, s.concurrency) for s in plan.steps()]
+    done = [(b.arm, b.workload, b.concurrency) for b in before.blocks]
+    if tuple(a.name for a in before.arms) != plan.arms or done != steps[: len(done)]:
+        raise ConfigError("holds another benchmark; --resume continues the same command only", where=str(path))
     return before
 
 
@@ -220,16 +222,26 @@ def write_reports(results: Sequence[Result], out: Path) -> None:
 @click.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), default=Path(), help="Folder for report.md and report.html.")
-def report(files: tuple[Path, ...], out: Path) -> None:
+@click.option(
+    "--max-drop",
+    type=click.FloatRange(0, 100),
+    metavar="PERCENT",
+    help="Exit code 6 when the last result's speedup or acceptance length is lower than the first's by more than this.",
+)
+def report(files: tuple[Path, ...], out: Path, max_drop: float | None) -> None:
     """Render benchmark results as Markdown and HTML.
 
     One result, or several side by side: files, or folders that bench wrote.
     """
-    from specserve.bench import result
+    from specserve.bench import judge, result
+    from specserve.errors import Problem, Unsound
 
     out.mkdir(parents=True, exist_ok=True)
-    write_reports([result.read(f / "result.json" if f.is_dir() else f) for f in files], out)
+    results = [result.read(f / "result.json" if f.is_dir() else f) for f in files]
+    write_reports(results, out)
     click.echo(f"{out / 'report.md'}\n{out / 'report.html'}")
+    if max_drop is not None and (drops := judge.drops(results[0], results[-1], max_drop / 100)):
+        raise Unsound([Problem(drop, str(files[-1])) for drop in drops])
 
 
 @click.group()

@@ -133,3 +133,15 @@ def looping(text: str) -> str | None:
     body = text.strip() + " "
     pieces = (body[:n] for n in range(1, 9) if len(body) >= max(24, 6 * n))
     return next((p for p in pieces if (p * len(body)).startswith(body.rstrip())), None)
+
+
+def is_other_script(text: str) -> bool:
+    """Whether most letters are not Latin ones, as they are in the answer to an English prompt.
+
+    >>> is_other_script(" four, five, six"), is_other_script("\u56db\uff0c\u4e94, six"), is_other_script("4, 5")
+    (False, False, False)
+    >>> is_other_script("\u56db\uff0c\u4e94\uff0c\u516d")
+    True
+    """
+    letters = [c for c in text if c.isalpha()]
+    return 2 * sum("LATIN" in unicodedata.name(c, "") for c in letters) < len(letters)

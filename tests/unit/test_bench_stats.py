@@ -7,10 +7,12 @@ import random
 
 import pytest
 
+from specserve.arm import foreign_tokens
 from specserve.bench import advice, breakeven, judge, report, stats
 from specserve.bench.plan import Plan, legs
 from specserve.bench.result import Answers, Arm, Block, Check, Result, Sample, Speculation
 from specserve.bench.workload import Request, Workload
+from specserve.engine import metrics
 
 
 def simulate(
@@ -110,6 +112,38 @@ def test_wrong_answers_are_never_advised() -> None:
         ({"checks": [failed]}, "Do not turn it on: 'on' fails structured: asked for JSON, got 'x'."),
     ):
         assert advice.conclusion(whole.model_copy(update=update), judge.cells(whole)) == [said]
+
+
+def test_a_worse_result_is_told() -> None:
+    """A newer result is worse where speedup or acceptance length fell by more than the share that is allowed."""
+    old, new = simulate(1.5, acceptance=0.7), simulate(1.5, acceptance=0.5)
+    assert judge.drops(old, new, 0.1) == ["acceptance length of w at 4 fell from 3.10 to 2.50"]
+    assert judge.drops(old, new, 0.2) == judge.drops(new, old, 0.1) == []
+    assert judge.drops(simulate(1.5), simulate(1.2), 0.1)[0].startswith("speedup of w at 4 fell from 1.")
+
+
+def test_tokens_for_somebody_else_are_noticed() -> None:
+    """More tokens than our requests got were made for others, and then acceptance is not ours."""
+
+    def snapshot(tokens: int) -> metrics.EngineSnapshot:
+        text = f'vllm:generation_tokens_total{{engine="0",model_name="m"}} {tokens}\n'
+        return metrics.parse(text, at_seconds=0.0)
+
+    assert foreign_tokens(snapshot(100), snapshot(1100), 1000) is None
+    assert foreign_tokens(snapshot(100), snapshot(1400), 1000) == 300
+    assert foreign_tokens(None, snapshot(1400), 1000) is None
+
+
+def test_a_later_first_token_is_said() -> None:
+    """Faster tokens do not hide that the first one comes later."""
+    whole = simulate(1.5)
+    late = {"ttft_seconds": 0.07}
+    blocks = [
+        b.model_copy(update={"samples": [s.model_copy(update=late) for s in b.samples]}) if b.arm == "on" else b
+        for b in whole.blocks
+    ]
+    (said,) = advice.conclusion(whole, judge.cells(result(blocks)))
+    assert said.endswith("faster per token. The first token comes 1.40x as late at 4.")
 
 
 def test_equal_arms_are_rarely_told_apart() -> None:

@@ -56,16 +56,13 @@ def test_traces_of_many_shapes(tmp_path: Path) -> None:
         {"prompt": "once", "temperature": 0.5},
         {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
         "plain text",
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]},
     )
     found = workload.from_file(path, max_tokens=99)
-    assert [r.messages or r.prompt for r in found.requests] == [
-        ({"role": "user", "content": "hi"},),
-        ({"role": "system", "content": "s"}, {"role": "user", "content": "u"}),
-        "once",
-        ({"role": "user", "content": "q"},),
-        "plain text",
-    ]
-    assert [r.max_tokens for r in found.requests] == [7, 99, 99, 99, 99]
+    user = [[m["content"] for m in r.messages or () if m["role"] == "user"] for r in found.requests]
+    assert user == [["hi"], ["u"], ["once"], ["q"], ["plain text"], ["a\nb"]]
+    assert found.requests[1].messages == ({"role": "system", "content": "s"}, {"role": "user", "content": "u"})
+    assert [r.max_tokens for r in found.requests] == [7, 99, 99, 99, 99, 99]
     assert not found.is_timed
 
 
@@ -78,10 +75,11 @@ def test_recorded_times_start_at_zero(tmp_path: Path) -> None:
 
 def test_every_bad_line_is_named(tmp_path: Path) -> None:
     """All bad lines at once, each with its number."""
-    path = trace(tmp_path, {"prompt": "ok"}, "{broken", {"nothing": 1}, {"prompt": "x", "max_tokens": -1})
+    image = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}
+    path = trace(tmp_path, {"prompt": "ok"}, "{broken", {"nothing": 1}, {"prompt": "x", "max_tokens": -1}, image)
     with pytest.raises(ConfigError) as caught:
         workload.from_file(path)
-    assert [p.where for p in caught.value.problems] == [f"{path}:{n}" for n in (2, 3, 4)]
+    assert [p.where for p in caught.value.problems] == [f"{path}:{n}" for n in (2, 3, 4, 5)]
 
 
 def test_an_absent_or_empty_trace_is_an_error(tmp_path: Path) -> None:
