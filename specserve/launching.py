@@ -15,6 +15,7 @@ from specserve.pair.accounting import NEWEST
 from specserve.supervise import leftovers
 
 if TYPE_CHECKING:
+    from specserve.pair.integrity import Progress
     from specserve.preflight import PreflightReport
 
 DRAINING = "specserve.supervise.draining.RefuseWhileDraining"
@@ -51,6 +52,7 @@ def plan(
     engine_log: Path | None = None,
     check: bool = True,
     calibrate: bool = False,
+    progress: Progress = lambda _name, _n: None,
 ) -> Launch:
     """Check and decide; starts nothing. Raises PreflightRefused or ConfigError with everything that is wrong.
 
@@ -62,7 +64,7 @@ def plan(
     engine, notes = _engine(assume=not check)
     report = None
     if check:
-        report = preflight.run(loaded, skip=skip, environ=environ)
+        report = preflight.run(loaded, skip=skip, environ=environ, progress=progress)
         preflight.require(report)
     weights = weights_bytes(report) if report else None
     prepared = environment.prepare(settings, environ, cpu=engine.on_cpu, weights_bytes=weights)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from specserve.config.load import Loaded
     from specserve.findings import Finding
     from specserve.launching import Launch
+    from specserve.pair.integrity import Progress
     from specserve.supervise.report import Reporter, Serving
     from specserve.supervise.state import State
 
@@ -70,7 +72,9 @@ def launch(
     debug = bool((context.obj or {}).get("debug"))
     run(
         loaded,
-        lambda: launching.plan(loaded, environ=os.environ, skip=skip, engine_log=engine_log, calibrate=calibrate),
+        lambda progress: launching.plan(
+            loaded, environ=os.environ, skip=skip, engine_log=engine_log, calibrate=calibrate, progress=progress
+        ),
         debug=debug,
         reap=reap,
         ready_file=ready_file,
@@ -79,7 +83,7 @@ def launch(
 
 def run(
     loaded: Loaded,
-    plan: Callable[[], Launch],
+    plan: Callable[[Progress], Launch],
     *,
     debug: bool = False,
     reap: bool = False,
@@ -99,7 +103,7 @@ def run(
         display.phase("checking", 0.0)
         for note in serve.clear(loaded.settings, environ=os.environ, reap=reap):
             _say(note)
-        serve.run(plan(), display.reporter())
+        serve.run(plan(display.hashed), display.reporter())
 
 
 class Display:
@@ -108,7 +112,7 @@ class Display:
     def __init__(self, *, animated: bool, ready_file: Path | None = None) -> None:
         self.animated, self._ready_file = animated, ready_file
         self._status: Status | None = None
-        self._phase, self._shown = "", 0.0
+        self._phase, self._shown, self._began = "", 0.0, time.monotonic()
 
     def __enter__(self) -> Self:
         if self._ready_file is not None:
@@ -145,6 +149,10 @@ class Display:
         elif name != self._phase or seconds - self._shown >= STILL_SECONDS:
             _say(f"{seconds:6.1f} s  {name}")
             self._phase, self._shown = name, seconds
+
+    def hashed(self, file: str, _n: int) -> None:
+        """Show that weights are read, which takes minutes; the checks themselves take a second."""
+        self.phase(f"hashing {file}", time.monotonic() - self._began)
 
     def _changed(self, state: State, reason: str) -> None:
         """Stops and restarts are said; that it starts and is ready is seen."""

@@ -34,7 +34,11 @@ def drive(loaded, reap, drain_margin, stub):
     argv = build(loaded.settings, installed=Installed("vllm", "0.32.0")).argv
     folder = leftovers.runtime_folder(os.environ)
     command = EngineCommand((sys.executable, str(STUB), *argv[4:], *stub))
-    run(loaded, lambda: Launch(loaded.settings, command, dict(os.environ), folder, folder / "engine.log"), reap=reap)
+    run(
+        loaded,
+        lambda _progress: Launch(loaded.settings, command, dict(os.environ), folder, folder / "engine.log"),
+        reap=reap,
+    )
 
 
 if __name__ == "__main__":
