@@ -150,19 +150,11 @@ class Bench:
         return server
 
     def _note_start(self, server: Server) -> None:
-        arms = [
-            a.model_copy(
-                update={
-                    "ready_seconds": [*a.ready_seconds, server.ready_seconds]
-                    if server.ready_seconds
-                    else a.ready_seconds,
-                    "kv_cache_tokens": server.kv_cache_tokens or a.kv_cache_tokens,
-                }
-            )
-            if a.name == server.spec.name
-            else a
-            for a in self._result.arms
-        ]
+        arms = list(self._result.arms)
+        at = next(i for i, arm in enumerate(arms) if arm.name == server.spec.name)
+        if server.ready_seconds is not None:
+            ready = [*arms[at].ready_seconds, server.ready_seconds]
+            arms[at] = arms[at].model_copy(update={"ready_seconds": ready, "kv_cache_tokens": server.kv_cache_tokens})
         self._keep(arms=arms, order=[*self._result.order, f"start {server.spec.name}"])
 
     def _stop(self) -> None:

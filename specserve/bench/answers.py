@@ -80,7 +80,7 @@ def _compare(
     examples: list[dict[str, object]] = []
     unscored: list[str] = []
     for prompt in different:
-        gaps = score(prompt, theirs[prompt]) if near + divergent < MAX_SCORED else None
+        gaps = score(prompt, theirs[prompt]) if near + divergent + unjudged < MAX_SCORED else None
         if gaps is None:
             unscored.append(prompt)
             continue

@@ -14,7 +14,6 @@ import os
 import sys
 from typing import Any
 
-import vllm
 from vllm.benchmarks import serve
 from vllm.benchmarks.datasets import SampleRequest
 
@@ -48,18 +47,18 @@ async def _run(job: dict[str, Any]) -> dict[str, Any]:
         request_rate=float("inf"),
         burstiness=1.0,
         disable_tqdm=True,
-        num_warmups=job.get("warmups", 0),
+        num_warmups=0,
         profile=False,
         selected_percentile_metrics=["ttft", "tpot", "itl", "e2el"],
         selected_percentiles=[50.0, 90.0, 99.0],
-        ignore_eos=job.get("ignore_eos", False),
+        ignore_eos=False,
         goodput_config_dict={},
         max_concurrency=job["concurrency"],
         lora_modules=None,
         extra_headers=job.get("headers"),
         extra_body=job["sampling"],
         ready_check_timeout_sec=0,
-        self_timed=job.get("timed", False),
+        self_timed=job["timed"],
     )
     return {
         key: result[key]
@@ -74,7 +73,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # as `vllm bench serve` does: else collections walk all that the import made
     with contextlib.redirect_stdout(sys.stderr), answers:
-        print(json.dumps({"ready": True, "vllm": vllm.__version__}), file=answers, flush=True)
+        print(json.dumps({"ready": True}), file=answers, flush=True)
         for line in sys.stdin:
             try:
                 answer = asyncio.run(_run(json.loads(line)))

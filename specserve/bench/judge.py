@@ -38,6 +38,8 @@ class ArmCell:
     e2e: Spread | None
     requests_per_second: float
     output_tokens_per_second: float
+    prefix_cache_hit_ratio: float | None
+    """Mean of the blocks."""
     acceptance_rate: float | None
     mean_acceptance_length: float | None
     acceptance_per_position: tuple[float, ...] = ()
@@ -217,6 +219,7 @@ def summarise(blocks: Sequence[Block]) -> ArmCell:
     good = [s for s in samples if s.ok]
     seconds = sum(b.duration_seconds for b in blocks)
     spec = total(blocks)
+    hits = [b.prefix_cache_hit_ratio for b in blocks if b.prefix_cache_hit_ratio is not None]
     return ArmCell(
         arm=blocks[0].arm,
         requests=len(samples),
@@ -227,6 +230,7 @@ def summarise(blocks: Sequence[Block]) -> ArmCell:
         e2e=stats.spread([s.e2e_seconds for s in good if s.e2e_seconds is not None]),
         requests_per_second=len(good) / seconds if seconds else 0.0,
         output_tokens_per_second=sum(s.output_tokens or 0 for s in good) / seconds if seconds else 0.0,
+        prefix_cache_hit_ratio=sum(hits) / len(hits) if hits else None,
         acceptance_rate=spec.accepted_tokens / spec.draft_tokens if spec and spec.draft_tokens else None,
         mean_acceptance_length=1 + spec.accepted_tokens / spec.drafts if spec and spec.drafts else None,
         acceptance_per_position=tuple(a / spec.drafts for a in spec.accepted_per_position)

@@ -46,7 +46,7 @@ class LoadClient:
             start_new_session=True,
         )
         self._buffer = b""
-        self.vllm_version: str | None = None
+        self._is_ready = False
 
     def __enter__(self) -> Self:
         return self
@@ -58,7 +58,8 @@ class LoadClient:
 
     def wait_ready(self) -> None:
         """Wait for the import. Raises Unsound when the client cannot start."""
-        self.vllm_version = self._answer(IMPORT_SECONDS).get("vllm")
+        self._answer(IMPORT_SECONDS)
+        self._is_ready = True
 
     def run(
         self,
@@ -67,7 +68,6 @@ class LoadClient:
         workload: Workload,
         *,
         concurrency: int,
-        warmups: int = 0,
         timeout_seconds: float = 3600,
     ) -> Measured:
         """Send the workload and return a sample for every request, in its order.
@@ -75,14 +75,13 @@ class LoadClient:
         Raises Unsound when the client died, hung or could not send; a request that failed is a sample that is
         not ok.
         """
-        if self.vllm_version is None:
+        if not self._is_ready:
             self.wait_ready()
         self._send(
             {
                 "base_url": base_url,
                 "model": model,
                 "concurrency": concurrency,
-                "warmups": warmups,
                 "timed": workload.is_timed,
                 "headers": self._headers,
                 "sampling": {"temperature": workload.temperature, "top_p": workload.top_p},

@@ -7,16 +7,12 @@ from dataclasses import dataclass
 
 from specserve.bench.workload import Workload
 
-DEFAULT_CONCURRENCY = (1, 4, 16)
-DEFAULT_PROMPTS = 16
-
 
 @dataclass(frozen=True)
 class Step:
     """One block to measure."""
 
     index: int
-    leg: int
     arm: str
     workload: str
     concurrency: int
@@ -36,10 +32,10 @@ class Plan:
     def steps(self) -> tuple[Step, ...]:
         """Every block in order. A replay brings its own load: the largest concurrency only bounds it."""
         out: list[Step] = []
-        for leg, arm in enumerate(legs(self.arms, self.repeat)):
+        for arm in legs(self.arms, self.repeat):
             for workload in self.workloads:
                 for concurrency in [max(self.concurrency)] if workload.is_timed else self.concurrency:
-                    out.append(Step(len(out), leg, arm, workload.name, concurrency))
+                    out.append(Step(len(out), arm, workload.name, concurrency))
         return tuple(out)
 
 

@@ -72,7 +72,7 @@ def _speedups(cells: Sequence[Cell]) -> Table:
 def _latencies(cells: Sequence[Cell]) -> Table:
     head = ("workload", "concurrency", "arm", "TTFT P50/P90/P99 ms", "TPOT P50/P90/P99 ms", "e2e P50/P99 s")
     return Table(
-        (*head, "requests/s", "output tokens/s", "errors"),
+        (*head, "requests/s", "output tokens/s", "prefix hits", "errors"),
         tuple(
             (
                 c.workload,
@@ -83,6 +83,7 @@ def _latencies(cells: Sequence[Cell]) -> Table:
                 f"{arm.e2e.p50:.2f} / {arm.e2e.p99:.2f}" if arm.e2e else "-",
                 f"{arm.requests_per_second:.2f}",
                 f"{arm.output_tokens_per_second:.1f}",
+                percent(arm.prefix_cache_hit_ratio),
                 f"{arm.errors} of {arm.requests}",
             )
             for c in cells

@@ -15,8 +15,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specserve.errors import ConfigError, Problem
 
-Message = Mapping[str, str]
-
 MAX_LINE_BYTES = 1 << 20
 MAX_REQUESTS = 100_000
 
