@@ -6,6 +6,7 @@ living processes, is a leftover. Pids are compared together with start times, be
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -184,13 +185,12 @@ def port_problem(folder: Path, key: str, host: str, port: int) -> Problem | None
 
 def _taken(folder: Path, key: str, host: str, port: int, error: OSError) -> Problem:
     where = f"{key} {port}"
-    if not isinstance(error, socket.gaierror) and error.errno == 98:
-        holders = list(_listeners(port))
+    if not isinstance(error, socket.gaierror) and error.errno == errno.EADDRINUSE:
         here = socket.gethostname()
-        ours = {r.session for _, r in _records(folder) if r.port == port and r.host == here}
+        sessions = {r.session for _, r in _records(folder) if r.port == port and r.host == here}
+        ours = {pid for session in sessions for pid in session_members(session)}
         rows = tuple(
-            (f"pid {p}", ("another specserve's engine: " if os.getsid(p) in ours else "") + _command(p))
-            for p in holders
+            (f"pid {p}", ("another specserve's engine: " if p in ours else "") + _command(p)) for p in _listeners(port)
         )
         return Problem(
             "is taken; it must be free" if rows else "is taken by a process that cannot be seen; it must be free",
