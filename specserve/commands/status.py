@@ -113,6 +113,8 @@ def _parts(found: Mapping[str, Any]) -> list[RenderableType]:
         ("method", method + (f", {found['num_speculative_tokens']} tokens per draft" if found["method"] else "")),
         ("versions", versions),
         ("supervisor", found["state"] or "none: something else started the engine"),
+        *((name, _checked(found[name])) for name in ("canary", "comparison") if found.get(name)),
+        *_planned(found["plan_against_actual"] or {}),
         ("condition", found["condition"]),
     ):
         head.add_row(Text(name, style="dim"), Text(str(value)))
@@ -122,6 +124,24 @@ def _parts(found: Mapping[str, Any]) -> list[RenderableType]:
         head.add_row(Text(name, style="dim"), Text.assemble(word, ("  " + verdict["reason"], "dim")))
     parts: list[RenderableType] = [head, Text(), _numbers(found["windows"], found["now"])]
     return [*parts, Text(), *_alerts(found["alerts"])]
+
+
+def _checked(result: Mapping[str, Any]) -> str:
+    """The verdict of the start-up canary, or of the last comparison while serving."""
+    from specserve.units import percent
+
+    rate = result["position0_acceptance"]
+    first = [] if rate is None else [f"{percent(rate)} of the first draft tokens accepted on repetitive text"]
+    return "; ".join([result["verdict"], *result["reasons"], *first])
+
+
+def _planned(against: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str]]:
+    """The memory plan against what the engine reports."""
+    tokens = against.get("kv_cache_tokens")
+    if tokens is None:
+        return []
+    planned, measured = tokens["planned"], tokens["measured"]
+    return [("KV cache", f"{measured:,.0f} tokens, planned {planned:,.0f} ({100 * (planned / measured - 1):+.1f} %)")]
 
 
 def _numbers(windows: Mapping[str, Mapping[str, Any]], now: Mapping[str, float]) -> RenderableType:

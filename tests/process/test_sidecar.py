@@ -379,6 +379,7 @@ def test_the_status_command(stub, sidecar) -> None:
     watcher.becomes("idle")
     shown = run("status", "--url", watcher.url)
     assert shown.returncode == 0
+    assert re.search(r"^canary +unproven; the engine does not list its tokens", shown.stdout, re.MULTILINE)
     assert re.search(r"^condition +idle", shown.stdout, re.MULTILINE)
     assert json.loads(run("status", "--url", watcher.url, "--format", "json").stdout)["model_name"] == "stub"
     engine.process.kill()
