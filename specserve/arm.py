@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -50,6 +50,18 @@ class ArmSpec:
             self.url or settings.base_url,
             key.get_secret_value() if key else None,
             verify=self.url is not None or settings.server.tls.cert_file is None,
+        )
+
+
+def require_side_by_side(specs: Sequence[ArmSpec], *, has_gpu: bool) -> None:
+    """Raises ConfigError where arms that are launched together would want more than the memory of their GPUs."""
+    engines = [s.loaded.settings.engine for s in specs if s.url is None]
+    share = sum(e.gpu_memory_utilization for e in engines)
+    if has_gpu and share > 1 and len({e.env.get("CUDA_VISIBLE_DEVICES") for e in engines}) < len(engines):
+        raise ConfigError(
+            f"the arms want {share:.2f} of the same GPU's memory; must be at most 1 together",
+            where="--together",
+            fix="--set engine.gpu_memory_utilization=0.45, or leave --together out",
         )
 
 

@@ -52,12 +52,13 @@ def bench(loaded: Loaded, output: str, out: Path, resume: bool, **options: Any) 
     """
     import os
 
-    from specserve import arm, measure, preflight
+    from specserve import arm, gpu, measure, preflight
     from specserve.bench import slo
 
     specs = _arms(loaded, options["arms"], options["url_baseline"], options["url_speculative"])
     if options["together"]:
         specs = [_moved(spec, i) for i, spec in enumerate(specs)]
+        arm.require_side_by_side(specs, has_gpu=bool(gpu.devices()))
     plan = _plan(specs, options)
     objectives = slo.parse(options["slo"]) if options["slo"] else {}
     if objectives:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
+from pathlib import Path
 
 import pytest
 
-from specserve.arm import foreign_tokens
+from specserve.arm import ArmSpec, foreign_tokens, require_side_by_side
 from specserve.bench import advice, breakeven, judge, report, stats
 from specserve.bench.plan import Plan, legs
 from specserve.bench.result import Answers, Arm, Block, Check, Result, Sample, Speculation
 from specserve.bench.workload import Request, Workload
+from specserve.config.load import load
 from specserve.engine import metrics
+from specserve.errors import ConfigError
 
 
 def simulate(
@@ -120,6 +124,24 @@ def test_a_worse_result_is_told() -> None:
     assert judge.drops(old, new, 0.1) == ["acceptance length of w at 4 fell from 3.10 to 2.50"]
     assert judge.drops(old, new, 0.2) == judge.drops(new, old, 0.1) == []
     assert judge.drops(simulate(1.5), simulate(1.2), 0.1)[0].startswith("speedup of w at 4 fell from 1.")
+
+
+@pytest.mark.parametrize(
+    ("share", "devices", "has_gpu", "fits"),
+    [(0.9, "01", True, True), (0.45, "00", True, True), (0.9, "00", False, True), (0.9, "00", True, False)],
+)
+def test_arms_side_by_side_share_the_gpu(tmp_path: Path, share: float, devices: str, has_gpu: bool, fits: bool) -> None:
+    """Two arms run together on one GPU only where their shares of its memory add up to at most one."""
+    specs = []
+    for device in devices:
+        path = tmp_path / f"{device}.yaml"
+        engine = f"{{gpu_memory_utilization: {share}, env: {{CUDA_VISIBLE_DEVICES: '{device}'}}}}"
+        off = "speculative_decoding: {enabled: false}"
+        path.write_text(f"models: {{target_model: {{path: /m}}}}\nengine: {engine}\n{off}\n")
+        specs.append(ArmSpec(device, load(path, environ={})))
+    refusal = pytest.raises(ConfigError, match=r"the arms want 1\.80 of the same GPU")
+    with contextlib.nullcontext() if fits else refusal:
+        require_side_by_side(specs, has_gpu=has_gpu)
 
 
 def test_tokens_for_somebody_else_are_noticed() -> None:
