@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 import click
 
-from specserve.commands.options import config_command
+from specserve.commands.options import config_command, format_option
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -33,6 +33,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 @click.command()
 @config_command
+@format_option
 @click.option("--dry-run", is_flag=True, help="Print the engine's command and environment; check and start nothing.")
 @click.option("--skip", multiple=True, metavar="CODE", help="Leave out a preflight finding by its code.")
 @click.option("--reap", is_flag=True, help="First end what a killed specserve left behind.")
@@ -44,6 +45,7 @@ def launch(
     context: click.Context,
     *,
     loaded: Loaded,
+    output: str,
     dry_run: bool,
     skip: tuple[str, ...],
     reap: bool,
@@ -58,14 +60,10 @@ def launch(
     import os
 
     from specserve import launching
-    from specserve.engine.args import shell_line
     from specserve.errors import ConfigError
 
     if dry_run:
-        planned = launching.plan(loaded, environ=os.environ, check=False)
-        for note in planned.notes:
-            click.echo(note, err=True)
-        click.echo(shell_line(planned.command))
+        show(launching.plan(loaded, environ=os.environ, check=False), output)
         return
     if ready_file is not None and not ready_file.parent.is_dir():
         raise ConfigError("there is no such folder; must be one to write to", where=f"--ready-file {ready_file}")
@@ -79,6 +77,20 @@ def launch(
         reap=reap,
         ready_file=ready_file,
     )
+
+
+def show(planned: Launch, output: str) -> None:
+    """The command on stdout, for a shell or as JSON, which is a YAML list too; notes on stderr."""
+    import json
+
+    from specserve.engine.args import shell_line
+    from specserve.log import masked
+
+    for note in planned.notes:
+        click.echo(note, err=True)
+    command = planned.command
+    body = {"env": masked(command.env), "argv": command.argv}
+    click.echo(json.dumps(body, indent=1, ensure_ascii=False) if output == "json" else shell_line(command))
 
 
 def run(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 from pydantic_core import SchemaError
 
 from specserve import __version__, cli
@@ -157,6 +159,18 @@ def test_verify_asks_nothing_more_where_nobody_answers(capsys):
     assert [line.split()[0] for line in out.splitlines()] == ["FAIL", *["SKIP"] * 10]
     assert out.splitlines()[0] == "FAIL  models       http://127.0.0.1:1/v1/models: no answer (Connection refused)"
     assert err == "Error: verify: 1 of 11 checks failed; not fit to go live\n"
+
+
+def test_a_dry_run_is_quoted_for_whoever_reads_it(here, capsys):
+    """A path that a shell would take apart comes back whole from the line and from JSON."""
+    path = '/m/it\'s $HOME "größe" #1'
+    (here / "odd.yaml").write_text(
+        json.dumps({"models": {"target_model": {"path": path}}, "speculative_decoding": {"method": "ngram"}})
+    )
+    _, line, _ = typed("launch odd.yaml --dry-run", capsys)
+    assert path in shlex.split(line)
+    _, body, _ = typed("launch odd.yaml --dry-run --format json", capsys)
+    assert path in json.loads(body)["argv"] == yaml.safe_load(body)["argv"]
 
 
 def test_a_full_disk_is_no_bug_of_ours(here, monkeypatch, capsys):
