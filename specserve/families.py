@@ -9,10 +9,13 @@ A family of which nothing is known has no sample. Zero means measured zero.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
+_PAIR = re.compile(r'([a-z_0-9]+)="([^"]*)"')
 Kind = Literal["gauge", "counter"]
 Readings = Mapping[str, float]
 """What is known now: `key` of a family and its labels -> value. Absent means unknown."""
@@ -76,6 +79,16 @@ def family_of(reading: str) -> str:
     'specserve_acceptance_rate'
     """
     return reading.partition("{")[0]
+
+
+@lru_cache(maxsize=16_384)
+def labels_of(reading: str) -> Mapping[str, str]:
+    """The labels in a reading's key.
+
+    >>> labels_of('specserve_acceptance_rate{window="5m"}')
+    {'window': '5m'}
+    """
+    return dict(_PAIR.findall(reading.partition("{")[2]))
 
 
 def _gauges(*rows: tuple[str, str, str], labels: tuple[str, ...] = ()) -> list[Family]:

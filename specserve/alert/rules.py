@@ -8,17 +8,15 @@ for ``keep_firing_for`` and then resolves with the reason "no data".
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Literal
 
-from specserve.families import FAMILIES, Readings, key
+from specserve.families import FAMILIES, Readings, key, labels_of
 
 Labels = tuple[tuple[str, str], ...]
 """Label pairs sorted by name: hashable, and the identity of an alert together with its name."""
-_PAIR = re.compile(r'([a-z_0-9]+)="([^"]*)"')
 
 
 class State(Enum):
@@ -189,7 +187,7 @@ def _matches(rule: Rule, readings: Readings) -> Iterable[tuple[Labels, float]]:
         (tuple(sorted(labels.items())), value)
         for reading, value in readings.items()
         if reading.startswith(rule.metric + "{")
-        and (labels := dict(_PAIR.findall(reading))).keys() == names
+        and (labels := labels_of(reading)).keys() == names
         and all(labels[name] in wanted for name, wanted in rule.labels.items())
     )
 

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from specserve.families import FAMILIES, Readings, family_of
+from specserve.families import FAMILIES, Readings, family_of, labels_of
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """The one format that is served, whatever is asked for: every Prometheus reads it, and names stay as they are."""
-_PAIR = re.compile(r'([a-z_0-9]+)="([^"]*)"')
-
-
-@lru_cache(maxsize=16_384)
-def labels_of(reading: str) -> Mapping[str, str]:
-    """The labels in a reading's key.
-
-    >>> labels_of('specserve_acceptance_rate{window="5m"}')
-    {'window': '5m'}
-    """
-    return dict(_PAIR.findall(reading.partition("{")[2]))
 
 
 class ReadingsCollector(Collector):

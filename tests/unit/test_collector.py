@@ -16,11 +16,11 @@ from specserve.config.schema import Settings
 from specserve.engine.logs import EngineReport
 from specserve.engine.metrics import parse
 from specserve.errors import ConfigError
-from specserve.families import FAMILIES, family_of, key
+from specserve.families import FAMILIES, family_of, key, labels_of
 from specserve.sidecar import baseline, speedup, status
 from specserve.sidecar.baseline import QUANTITIES, Baseline
 from specserve.sidecar.chart import Chart, runs
-from specserve.sidecar.collector import exposition, labels_of
+from specserve.sidecar.collector import exposition
 from specserve.sidecar.gpu import Means, Telemetry
 from specserve.sidecar.observer import Observation, Observer, Point
 from specserve.sidecar.page import render
