@@ -159,7 +159,7 @@ def _numbers(windows: Mapping[str, Mapping[str, Any]], now: Mapping[str, float])
             cells.append(value.get(stat) if stat and value else value)
         if any(cell is not None for cell in cells):
             table.add_row(title, *("" if cell is None else _text(cell, unit) for cell in cells))
-    return table
+    return table if table.row_count else "no numbers yet"
 
 
 def _text(value: float, unit: str) -> str:
