@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -198,10 +199,10 @@ class Bench:
         return answers.compare_streaming(workload.name, server.spec.name, whole, streamed, scorer)
 
     def _answers(self, load: LoadClient) -> list[result.Answers]:
-        """Greedy answers of both arms compared; the baseline scores what differs."""
-        base, other = self.specs[0], self.specs[-1]
+        """Greedy answers of each arm compared with the baseline's, which scores what differs."""
+        base, *others = self.specs
         out = []
-        for workload in (w for w in self.plan.workloads if w.is_greedy):
+        for workload, other in itertools.product((w for w in self.plan.workloads if w.is_greedy), others):
             blocks = [b for b in self._result.blocks if b.workload == workload.name]
             found = answers.compare(
                 workload.name,

@@ -32,8 +32,8 @@ def conclusion(result: Result, cells: Sequence[Cell]) -> list[str]:
 
 def _divergent(found: Answers) -> str:
     wrong = "are not the target's"
-    if found.streaming_of:
-        wrong = f"of '{found.streaming_of}' are others when they are streamed"
+    if found.is_streaming:
+        wrong = f"of '{found.arm}' are others when they are streamed"
     return f"Do not turn it on for {found.workload}: {found.divergent} of {found.compared} answers {wrong}."
 
 

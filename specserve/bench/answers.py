@@ -58,7 +58,8 @@ def compare(workload: str, baseline: Sequence[Block], other: Sequence[Block], sc
     lowest = min((b.concurrency for b in [*baseline, *other]), default=0)
     first = [b for b in baseline if b.concurrency == lowest]
     theirs = texts([b for b in other if b.concurrency == lowest])
-    return _compare(workload, texts(first), theirs, score, _repeat(first))
+    found = _compare(workload, texts(first), theirs, score, _repeat(first))
+    return None if found is None else found.model_copy(update={"arm": other[0].arm})
 
 
 def compare_streaming(
@@ -66,7 +67,9 @@ def compare_streaming(
 ) -> Answers | None:
     """Compare an arm's streamed answers with its own in one piece; the arm itself scores what differs."""
     found = _compare(workload, whole, streamed, score, repeated=0)
-    return None if found is None else found.model_copy(update={"streaming_of": arm, "repeat_differs": None})
+    return (
+        None if found is None else found.model_copy(update={"arm": arm, "is_streaming": True, "repeat_differs": None})
+    )
 
 
 def _compare(

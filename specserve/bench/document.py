@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -17,12 +17,12 @@ class Table:
 
 @dataclass(frozen=True)
 class Part:
-    """One section: sentences, then a table, then pictures (name of a plot)."""
+    """One section: sentences, then pictures (SVG), then a table."""
 
     title: str
     text: tuple[str, ...] = ()
     table: Table | None = None
-    plots: tuple[str, ...] = field(default=())
+    plots: tuple[str, ...] = ()
 
 
 def markdown(parts: Sequence[Part], title: str) -> str:
@@ -50,14 +50,14 @@ _STYLE = (
 )
 
 
-def page(parts: Sequence[Part], title: str, plots: Mapping[str, str]) -> str:
-    """The document as one self-contained HTML page; ``plots`` holds SVG by name."""
+def page(parts: Sequence[Part], title: str) -> str:
+    """The document as one self-contained HTML page."""
     body = []
     for part in parts:
         body.append(f"<section><h2>{html.escape(part.title)}</h2>")
         body += [f"<p>{html.escape(t)}</p>" for t in part.text]
-        if drawn := [plots[name] for name in part.plots if name in plots]:
-            body.append("<div>" + "".join(f"<figure>{svg}</figure>" for svg in drawn) + "</div>")
+        if part.plots:
+            body.append("<div>" + "".join(f"<figure>{svg}</figure>" for svg in part.plots) + "</div>")
         if part.table and part.table.rows:
             body.append(_html_table(part.table))
         body.append("</section>")

@@ -64,6 +64,22 @@ class Cell:
     warnings: tuple[str, ...] = field(default=())
 
 
+def pairs(result: Result) -> list[Result]:
+    """The first arm with each of the others, as results of two arms."""
+    base, *others = result.arms
+    if len(others) < 2:
+        return [result]
+    out = []
+    for other in others:
+        names = (base.name, other.name)
+        kept = {
+            k: [x for x in getattr(result, k) if x.arm in names] for k in ("blocks", "answers", "checks", "searches")
+        }
+        title = f"{result.title}, {other.name}"
+        out.append(result.model_copy(update={**kept, "arms": [base, other], "title": title}))
+    return out
+
+
 def cells(result: Result) -> list[Cell]:
     """Every cell in which both arms were measured; the first arm is the baseline."""
     if len(result.arms) < 2:

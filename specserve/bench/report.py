@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 
 from specserve.bench import breakeven, judge
 from specserve.bench.advice import conclusion, objectives
@@ -14,27 +15,33 @@ from specserve.bench.stats import Spread
 from specserve.units import gib, percent
 
 
-def document(results: Sequence[Result]) -> list[Part]:
-    """The report of one result, or of several side by side."""
-    if len(results) > 1:
-        return [_comparison(results), *(p for r in results for p in _parts(r, prefix=f"{_name(r)}: "))]
-    return _parts(results[0], prefix="")
+def document(results: Sequence[Result], drawn: Sequence[Mapping[str, str]] = ()) -> list[Part]:
+    """The report of one result of two arms, or of several side by side; ``drawn`` holds the pictures of each."""
+    pictures = list(drawn) or [{} for _ in results]
+    if len(results) == 1:
+        return _parts(results[0], pictures[0], prefix="")
+    each = [_parts(r, p, prefix=f"{_name(r)}: ") for r, p in zip(results, pictures, strict=True)]
+    return [_comparison(results), *itertools.chain.from_iterable(each)]
 
 
 def _name(result: Result) -> str:
     return f"{result.title or 'result'} ({result.created[:10]})"
 
 
-def _parts(result: Result, prefix: str) -> list[Part]:
+def _parts(result: Result, drawn: Mapping[str, str], prefix: str) -> list[Part]:
     cells = judge.cells(result)
+
+    def plots(*names: str) -> tuple[str, ...]:
+        return tuple(drawn[name] for name in names if name in drawn)
+
     parts = [
         Part(f"{prefix}In short", tuple(conclusion(result, cells))),
-        Part(f"{prefix}Speedup", _speedup_text(), _speedups(cells), ("speedup", "tpot", "throughput")),
+        Part(f"{prefix}Speedup", _speedup_text(), _speedups(cells), plots("speedup", "tpot", "throughput")),
         Part(f"{prefix}Latency and load", (), _latencies(cells)),
         Part(f"{prefix}Highest load", tuple(_search_text(result.searches)), _searches(result.searches)),
-        Part(f"{prefix}Acceptance", _acceptance_text(result), _acceptance(cells), ("positions",)),
+        Part(f"{prefix}Acceptance", _acceptance_text(result), _acceptance(cells), plots("positions")),
         Part(f"{prefix}GPU", (), _gpu(result)),
-        Part(f"{prefix}Break-even", _break_even_text(), _break_even(result, cells), ("breakeven",)),
+        Part(f"{prefix}Break-even", _break_even_text(), _break_even(result, cells), plots("breakeven")),
         Part(f"{prefix}Same answers", tuple(_answers_text(result)), _answers(result.answers)),
         Part(f"{prefix}How it was measured", tuple(_method(result)), _arms(result)),
     ]
@@ -215,7 +222,7 @@ def _answers(answers: Sequence[Answers]) -> Table:
         tuple(
             (
                 a.workload,
-                f"{a.streaming_of}: streamed, in one piece" if a.streaming_of else "both arms",
+                f"{a.arm}: streamed, in one piece" if a.is_streaming else "both arms",
                 *(str(n) for n in (a.compared, a.identical, a.near_ties, a.divergent, a.unscored)),
                 "-" if a.repeat_differs is None else str(a.repeat_differs),
                 percent(a.common_prefix_ratio),
@@ -238,10 +245,10 @@ def _method(result: Result) -> list[str]:
 
 def _order(result: Result) -> Iterator[str]:
     """Starts, stops, and how many blocks of which arm lay between them; each block stands in the result."""
-    arms = {f"block {b.index}: {b.arm} {b.workload} x{b.concurrency}": b.arm for b in result.blocks}
-    for what, labels in itertools.groupby(result.order, lambda label: arms.get(label, label)):
+    block = re.compile(r"block \d+: (.+) \S+ x\d+")
+    for what, labels in itertools.groupby(result.order, lambda label: block.sub(r"of \1", label)):
         count = len(list(labels))
-        yield f"{count} block{'s' * (count > 1)} of {what}" if what in arms.values() else what
+        yield f"{count} block{'s' * (count > 1)} {what}" if what.startswith("of ") else what
 
 
 def _arms(result: Result) -> Table:

@@ -82,12 +82,11 @@ class Arm(_Record):
 
 
 class Answers(_Record):
-    """Greedy answers, compared: of both arms, or of one arm with its own in one piece."""
+    """Greedy answers of an arm, compared with the baseline's, or streamed with the same in one piece."""
 
     workload: str
-    streaming_of: str | None = Field(
-        None, description="Set where this arm's streamed answers were compared with the same answers in one piece."
-    )
+    arm: str | None = Field(None, description="Whose answers.")
+    is_streaming: bool = Field(False, description="Compared with its own in one piece, not with the baseline's.")
     compared: int
     identical: int
     near_ties: int = Field(description="First difference where the target itself was undecided.")

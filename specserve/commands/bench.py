@@ -29,7 +29,10 @@ _WORKLOADS = ", ".join(sorted(p.stem for p in (Path(__file__).parents[1] / "benc
 @click.option("--trace", type=click.Path(path_type=Path), help="Your own requests, one JSON object or prompt a line.")
 @click.option("--concurrency", default="1,4,16", show_default=True, help="Requests in flight, comma-separated.")
 @click.option(
-    "--arms", default="baseline,speculative", show_default=True, help="baseline, speculative, or config files."
+    "--arms",
+    default="baseline,speculative",
+    show_default=True,
+    help="baseline, speculative, or config files; the first is compared with each of the others.",
 )
 @click.option("--prompts", default=16, show_default=True, type=click.IntRange(1), help="Requests in one block.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Tokens of an answer; default: the workload's.")
@@ -93,8 +96,8 @@ def _arms(loaded: Loaded, names: str, url_off: str | None, url_on: str | None) -
     if url_off and url_on:
         return [ArmSpec("baseline", loaded, url=url_off), ArmSpec("speculative", loaded, url=url_on)]
     arms = [_arm(loaded, name.strip()) for name in names.split(",")]
-    if len(arms) != 2 or arms[0].name == arms[1].name:
-        raise ConfigError(f"'{names}' must name two different arms", where="--arms", fix="--arms baseline,speculative")
+    if len(arms) < 2 or len({a.name for a in arms}) < len(arms):
+        raise ConfigError(f"'{names}' must name different arms", where="--arms", fix="--arms baseline,speculative")
     return arms
 
 
@@ -192,12 +195,16 @@ def _say(result: Result, out: Path, output: str) -> None:
     from specserve.bench import advice, judge
     from specserve.errors import Unsound
 
-    cells = judge.cells(result)
+    pairs = judge.pairs(result)
+    cells = [cell for pair in pairs for cell in judge.cells(pair)]
     if output == "json":
         click.echo(json.dumps({"result": str(out / "result.json"), "cells": [asdict(c) for c in cells]}, indent=2))
     else:
-        for sentence in advice.conclusion(result, cells):
-            click.echo(sentence)
+        for pair in pairs:
+            if len(pairs) > 1:
+                click.echo(f"\n{pair.arms[1].name}:")
+            for sentence in advice.conclusion(pair, judge.cells(pair)):
+                click.echo(sentence)
         click.echo(f"\nReport: {out / 'report.html'}")
     if cells and all(c.verdict == "unsound" for c in cells):
         raise Unsound("no cell of this benchmark is sound; no verdict", where=str(out), fix="see the warnings above")
@@ -206,17 +213,17 @@ def _say(result: Result, out: Path, output: str) -> None:
 
 
 def write_reports(results: Sequence[Result], out: Path) -> None:
-    """Markdown, HTML and, for one result, the profile that the sidecar reads."""
+    """Markdown, HTML and, for one result, the profile that the sidecar reads (of its second arm)."""
     import json
 
-    from specserve.bench import breakeven, document, plots, report
+    from specserve.bench import breakeven, document, judge, plots, report
 
     title = f"specserve benchmark: {', '.join(dict.fromkeys(r.title for r in results))}"
-    parts = report.document(results)
+    pairs = [pair for r in results for pair in judge.pairs(r)]
+    parts = report.document(pairs, [plots.svgs(pair) for pair in pairs])
     (out / "report.md").write_text(document.markdown(parts, title), encoding="utf-8")
-    drawn = plots.svgs(results[0]) if len(results) == 1 else {}
-    (out / "report.html").write_text(document.page(parts, title, drawn), encoding="utf-8")
-    if len(results) == 1 and (profile := breakeven.profile(results[0]))["cells"]:
+    (out / "report.html").write_text(document.page(parts, title), encoding="utf-8")
+    if len(results) == 1 and (profile := breakeven.profile(pairs[0]))["cells"]:
         (out / "profile.json").write_text(json.dumps(profile, indent=1), encoding="utf-8")
 
 

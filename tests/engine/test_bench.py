@@ -87,8 +87,9 @@ def test_a_server_of_known_speed(stub: Start, tmp_path: Path) -> None:
     found = read(tmp_path / "out" / "result.json")
     assert found.complete
     assert {c.arm: c.status for c in found.checks} == {"baseline": "PASS", "speculative": "PASS"}
-    streamed = {a.streaming_of: (a.compared, a.identical) for a in found.answers}
-    assert streamed == {"baseline": (4, 4), "speculative": (4, 4), None: (12, 12)}
+    compared = {(a.arm, a.is_streaming): (a.compared, a.identical) for a in found.answers}
+    on = {("speculative", True): (4, 4), ("speculative", False): (12, 12)}
+    assert compared == {("baseline", True): (4, 4), **on}
 
 
 def test_a_slower_server(stub: Start, tmp_path: Path) -> None:

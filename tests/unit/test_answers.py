@@ -91,7 +91,7 @@ def test_streamed_answers_are_compared_with_the_same_in_one_piece() -> None:
     whole = {f"p{i}": "the cat sat" for i in range(4)}
     found = answers.compare_streaming("w", "on", whole, dict.fromkeys(whole, "\u25a1\u25a1"), lambda p, t: None)
     assert found is not None
-    assert (found.streaming_of, found.compared, found.divergent, found.common_prefix_ratio) == ("on", 4, 4, 0.0)
+    assert (found.arm, found.compared, found.divergent, found.common_prefix_ratio) == ("on", 4, 4, 0.0)
     same = answers.compare_streaming("w", "on", whole, whole, lambda p, t: None)
     assert same is not None
     assert (same.identical, same.divergent, same.common_prefix_ratio) == (4, 0, None)

@@ -118,6 +118,22 @@ def test_wrong_answers_are_never_advised() -> None:
         assert advice.conclusion(whole.model_copy(update=update), judge.cells(whole)) == [said]
 
 
+def test_three_arms_are_two_comparisons() -> None:
+    """The first arm is compared with each of the others, on its own pages of one report."""
+    fast, slow = simulate(1.5), simulate(0.7, repeat=2)
+    third = [b.model_copy(update={"arm": "eagle"}) for b in slow.blocks if b.arm == "on"]
+    whole = result([*fast.blocks, *third]).model_copy(update={"arms": [Arm(name=n) for n in ("off", "on", "eagle")]})
+    first, second = judge.pairs(whole)
+    assert [a.name for a in second.arms] == ["off", "eagle"]
+    assert (verdict(first).verdict, verdict(second).speculative.arm) == ("faster", "eagle")
+    titles = [p.title for p in report.document([first, second])]
+    assert titles[0] == "Side by side"
+    assert {t for t in titles if t.endswith("In short")} == {
+        ", on (2026-01-01): In short",
+        ", eagle (2026-01-01): In short",
+    }
+
+
 def test_a_worse_result_is_told() -> None:
     """A newer result is worse where speedup or acceptance length fell by more than the share that is allowed."""
     old, new = simulate(1.5, acceptance=0.7), simulate(1.5, acceptance=0.5)
