@@ -123,6 +123,10 @@ class Watch:
         LOG.info("the sidecar watches %s", self.engine_url, extra={"url": self.url})
         return self
 
+    def look(self) -> None:
+        """Begin the next cycle now: something is known to have changed."""
+        self._wake.set()
+
     def stop(self) -> None:
         """End: send what receivers have not heard yet, keep the baseline, give the port back."""
         self._stop.set()

@@ -295,3 +295,27 @@ def test_tls_and_an_api_key_do_not_stand_in_the_way_of_readiness(launch, tmp_pat
     assert "Warning" not in program.output
     program.signal(signal.SIGTERM)
     assert program.ends() == 0
+
+
+def test_readiness_of_the_sidecar_follows_without_waiting_for_its_interval(launch):
+    """It reads every ten minutes, yet is ready as soon as launch is, and not ready as soon as it drains."""
+    port = unused_port()
+    watched = ("sidecar.enabled=true", f"sidecar.port={port}", "sidecar.scrape_interval_seconds=600")
+    watched += ("engine.drain_timeout_seconds=30",)
+    program = launch(*(part for setting in watched for part in ("--set", setting)))
+
+    def ready() -> int:
+        return requests.get(f"http://127.0.0.1:{port}/readyz", timeout=5).status_code
+
+    program.says("engine log")
+    wait_until(lambda: ready() == 200)
+    program.control(step=0.5, acceptance="0")  # a stream of ten seconds, until readiness has been seen to fall
+    answers: list = []
+    thread = complete(program.url, answers)
+    wait_until(lambda: program.control()["in_flight"] == 1)
+    program.signal(signal.SIGTERM)
+    wait_until(lambda: ready() == 503)
+    program.control(step=0.01)
+    thread.join()
+    assert answers == [(200, True)]
+    assert program.ends() == 0
