@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from specserve.bench import judge
 from specserve.bench.judge import Cell
 from specserve.bench.result import Answers, Result, Search
 
@@ -15,7 +16,7 @@ def conclusion(result: Result, cells: Sequence[Cell]) -> list[str]:
     """What to do, in sentences that name the workload, the load and the factor; what forbids it comes first."""
     wrong = {a.workload for a in result.answers if a.divergent}
     out = [_divergent(a) for a in result.answers if a.divergent]
-    failed = [c for c in result.checks if c.status == "FAIL"]
+    failed = judge.failed(result)
     out += [f"Do not turn it on: '{c.arm}' fails {c.name}: {c.message}." for c in failed]
     by_workload = [[c for c in cells if c.workload == w] for w in dict.fromkeys(c.workload for c in cells)]
     for here in sorted(by_workload, key=_best, reverse=True):

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Literal
 
 from specserve.bench import stats
-from specserve.bench.result import Block, Result, Speculation
+from specserve.bench.result import Block, Check, Result, Speculation
 from specserve.bench.stats import Interval, Spread
 
 Verdict = Literal["faster", "slower", "no difference", "inconclusive", "unsound"]
@@ -78,6 +78,12 @@ def pairs(result: Result) -> list[Result]:
         title = f"{result.title}, {other.name}"
         out.append(result.model_copy(update={**kept, "arms": [base, other], "title": title}))
     return out
+
+
+def failed(result: Result) -> list[Check]:
+    """Checks that an arm fails and the baseline does not: what the model itself cannot do is not speculation's fault."""
+    base = {c.name for c in result.checks if c.arm == result.arms[0].name and c.status == "FAIL"}
+    return [c for c in result.checks if c.status == "FAIL" and c.name not in base]
 
 
 def cells(result: Result) -> list[Cell]:

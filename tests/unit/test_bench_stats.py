@@ -116,6 +116,8 @@ def test_wrong_answers_are_never_advised() -> None:
         ({"checks": [failed]}, "Do not turn it on: 'on' fails structured: asked for JSON, got 'x'."),
     ):
         assert advice.conclusion(whole.model_copy(update=update), judge.cells(whole)) == [said]
+    both = whole.model_copy(update={"checks": [failed, failed.model_copy(update={"arm": "off"})]})
+    assert judge.failed(both) == []  # the model cannot do it at all
 
 
 def test_three_arms_are_two_comparisons() -> None:
