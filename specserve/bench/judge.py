@@ -81,7 +81,7 @@ def pairs(result: Result) -> list[Result]:
 
 
 def failed(result: Result) -> list[Check]:
-    """Checks that an arm fails and the baseline does not: what the model itself cannot do is not speculation's fault."""
+    """Checks that an arm fails and the baseline does not: what the model cannot do is no fault of speculation."""
     base = {c.name for c in result.checks if c.arm == result.arms[0].name and c.status == "FAIL"}
     return [c for c in result.checks if c.status == "FAIL" and c.name not in base]
 
