@@ -115,8 +115,6 @@ class EngineSnapshot:
     """Start of the API server, Unix time; None with several API servers."""
     http: Mapping[str, float] | None = None
     """HTTP answers by status class (``2xx``, ``4xx``, ``5xx``), a counter each."""
-    cache_config: Mapping[str, str] = field(default_factory=dict)
-    """vLLM's CacheConfig, of the first engine that reports one."""
     cache_tokens: float | None = None
     """KV cache size in tokens, blocks times block size, summed over engines."""
 
@@ -152,11 +150,6 @@ class EngineSnapshot:
     def speculates(self) -> bool:
         """Whether the engine was started with speculation: its counters exist, at zero, from the start."""
         return any("draft_tokens" in s.values for s in self.engines)
-
-    @property
-    def model_names(self) -> tuple[str, ...]:
-        """Served model names, sorted."""
-        return tuple(sorted({s.model_name for s in self.engines if s.model_name}))
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
@@ -316,6 +309,5 @@ def parse(text: str, *, at_seconds: float) -> EngineSnapshot:
         engines=tuple(d.done(engine, model) for (engine, model), d in sorted(reading.drafts.items(), key=str)),
         process_start_seconds=reading.starts[0] if len(reading.starts) == 1 else None,
         http=reading.http or None,
-        cache_config=dict(next(iter(reading.caches.values()), {})),
         cache_tokens=_cache_tokens(reading.caches),
     )

@@ -65,7 +65,7 @@ def test_every_number_of_the_real_engine_is_read(engine_server):
     assert seen.process_start_seconds
     assert seen.http
     assert seen.cache_tokens
-    assert seen.model_names == ("tiny",)
+    assert sample.model_name == "tiny"
 
 
 def test_the_sidecars_totals_are_the_engines(engine_server):
