@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any, Self
 
 from specserve.families import key
+from specserve.gpu import Device, visible
 
 THROTTLE_REASONS: Mapping[str, int] = {"power": 0x4 | 0x80, "thermal": 0x20 | 0x40, "hardware": 0x8}
 """NVML's clock event reasons (nvml.h, 13.580): software power cap and power brake; software and hardware thermal
@@ -43,19 +44,9 @@ class Telemetry:
 
     def _devices(self) -> list[tuple[int, str, Any]]:
         nvml = self._nvml
-        found = []
-        for index in range(nvml.nvmlDeviceGetCount()):
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            found.append((index, _text(nvml.nvmlDeviceGetUUID(handle)), handle))
-        if self._visible is None:
-            return found
-        chosen = []
-        for entry in (part.strip() for part in self._visible.split(",")):
-            match = [d for d in found if entry and (str(d[0]) == entry or d[1].startswith(entry))]
-            if not match:
-                break
-            chosen.append(match[0])
-        return chosen
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        found = [Device(i, _text(nvml.nvmlDeviceGetUUID(handle)), "", 0, 0) for i, handle in enumerate(handles)]
+        return [(d.index, d.uuid, handles[d.index]) for d in visible(found, self._visible)]
 
     def _used(self, pids: Collection[int]) -> list[tuple[int, str, Any]]:
         devices = self._handles or []
