@@ -43,8 +43,9 @@ def _error(plan: Plan, gpu: GpuPlan) -> list[Finding]:
             fix = f"{_STOP}, or set {_UTILIZATION} to {int(free / total * 100) / 100:.2f} or less"
         case "headroom":
             where, fix = _UTILIZATION, f"set {_UTILIZATION} to {_safe_utilization(plan, gpu):.2f}"
-            message = (f"only {size((gpu.total_bytes or 0) - (gpu.budget_bytes or 0))} of GPU {gpu.index} stay outside "
-                       f"vLLM's budget, where the start and the first steps need {size(_late(plan, gpu))}")  # fmt: skip
+            outside, need = ((gpu.total_bytes or 0) - (gpu.budget_bytes or 0)) / GIB, _late(plan, gpu) / GIB
+            message = (f"only {outside:.2f} GiB of GPU {gpu.index} stay outside vLLM's budget, where the start and the "
+                       f"first steps need {need:.2f} GiB")  # fmt: skip
         case _:
             where, message, fix = "", str(Problem(_headline(plan, gpu), facts=rows(plan, gpu))), _fix(plan, gpu)
     return [Finding(code, "error", where, message, fix)]
