@@ -21,6 +21,7 @@ from tests.alert_stack import MISSING, WHY_NOT, Webhook, free_ports, process, st
 
 SPECSERVE = (sys.executable, "-m", "specserve")
 LOW = "AcceptanceRateLow"
+BAD_DRAFT = "tiny-pair.yaml models.draft_model.path=.cache/models/tiny-draft-bad"
 PROMPTS = ("def update_order(order, limit):\n", "def load_table(table, size):\n", "def merge_index(index, key):\n")
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=WHY_NOT)
 
@@ -81,6 +82,7 @@ def watched(folder: Path, engine_url: str, **acceptance_rate: float) -> Iterator
         log = folder / "sidecar.log"
         with process(sidecar, log), stack(folder, **ports, rules=rules.stdout, hook=hook):
             try:
+                wait_for(lambda: "sidecar watches" in log.read_text(), "the sidecar runs")
                 yield hook
             except BaseException as error:
                 error.add_note(f"heard: {hook.got}\nsidecar: {log.read_text()[-4000:]}")
@@ -104,19 +106,17 @@ def hears(hook: Webhook, *statuses: str) -> None:
 def test_acceptance_that_falls_and_recovers(engine_server, tmp_path: Path) -> None:
     """A greedy draft accepts little of text sampled at a high temperature: the alert fires; greedy again: it ends."""
     with watched(tmp_path, engine_server.base_url, fire_below=0.35, resolve_above=0.45) as hook:
-        with traffic(engine_server.base_url, temperature=0.0):
-            wait_for(lambda: "sidecar watches" in (tmp_path / "sidecar.log").read_text(), "the sidecar runs")
         with traffic(engine_server.base_url, temperature=2.0):
             hears(hook, "firing")
         with traffic(engine_server.base_url, temperature=0.0):
             hears(hook, "firing", "resolved")
 
 
-def test_a_truly_bad_draft(launch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine_server", [BAD_DRAFT], indirect=True)
+def test_a_truly_bad_draft(engine_server, tmp_path: Path) -> None:
     """A draft of noise fires the alert at the default threshold; without traffic it ends for want of data."""
-    engine = launch("tiny-pair.yaml models.draft_model.path=.cache/models/tiny-draft-bad")
-    with watched(tmp_path, engine.base_url) as hook:
-        with traffic(engine.base_url, temperature=0.0):
+    with watched(tmp_path, engine_server.base_url) as hook:
+        with traffic(engine_server.base_url, temperature=0.0):
             hears(hook, "firing")
         hears(hook, "firing", "resolved")
         last = hook.alerts("/direct", **WAYS[0][1])[-1]
