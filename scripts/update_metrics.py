@@ -26,7 +26,8 @@ Ratios over a fleet are ratios of sums, never averages: `sum by (model_name) (ra
   disaggregated prefill, asynchronous scheduling and lookup methods, where engines count drafts differently; the mean
   acceptance length is. It cannot be split by temperature or endpoint: the engine has no such labels.
 - The sidecar's own canaries (one token each) are left out of request and token counts of the windows; in
-  latencies they cannot be told apart, so latencies are absent while there is no other traffic.
+  latencies they cannot be told apart, so latencies are absent while there is no other traffic. What a comparison while
+  serving asks for (`sidecar.comparison_interval_seconds`) counts as traffic.
 
 | name | kind | unit | labels | meaning |
 |---|---|---|---|---|
