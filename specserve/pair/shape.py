@@ -120,6 +120,7 @@ def resolve(
     max_tokens = engine.max_num_batched_tokens or min(tokens, (engine.max_num_seqs or seqs) * length)
     max_seqs = engine.max_num_seqs or min(seqs, max_tokens)
     kv_dtype = effective_kv_dtype(engine.kv_cache_dtype, target.config)
+    window, matrix = (str(extra.values.get(n) or "auto") for n in ("mamba_cache_dtype", "mamba_ssm_cache_dtype"))
     asynchronous = backend == "gpu" and extra.switch("async_scheduling", default=accounting.async_scheduling)
     return Shape(
         backend=backend, accounting=accounting, tp=tp, pp=pp,
@@ -139,10 +140,9 @@ def resolve(
         weight_format=weight_format(target.config),
         layer_split=_partition(engine.env.get("VLLM_PP_LAYER_PARTITION")),
         kv_cache_bytes=_given_cache(settings, extra, backend),
-        cpu_offload_bytes=int(float(extra.get("cpu_offload_gb") or 0) * GIB),
+        cpu_offload_bytes=int(float(extra.values.get("cpu_offload_gb") or 0) * GIB),
         language_model_only=extra.flag("language_model_only"),
-        state_dtypes=(str(extra.get("mamba_cache_dtype") or "auto"), str(extra.get("mamba_ssm_cache_dtype") or "auto")),
-        extra=extra.values,
+        state_dtypes=(window, matrix), extra=extra.values,
     )  # fmt: skip
 
 
@@ -155,10 +155,6 @@ class Extra:
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = {str(k).lstrip("-").replace("-", "_"): v for k, v in values.items()}
-
-    def get(self, name: str) -> Any:
-        """The value as written; None when absent."""
-        return self.values.get(name)
 
     def number(self, name: str) -> int | None:
         """The value as a whole number; None when absent or something else."""
@@ -255,7 +251,7 @@ def _batch_defaults(backend: Backend, big: int, world: int, accounting: Accounti
 
 
 def _given_cache(settings: Settings, extra: Extra, backend: Backend) -> int | None:
-    given = extra.get("kv_cache_memory_bytes")
+    given = extra.values.get("kv_cache_memory_bytes")
     if given is not None:
         return _bytes(str(given))
     space = settings.engine.env.get("VLLM_CPU_KVCACHE_SPACE")

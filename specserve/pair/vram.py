@@ -119,7 +119,7 @@ def _parts(target: ModelFacts, draft: ModelFacts | None, shape: shapes.Shape) ->
     weight, source = 0, "none"
     if shape.drafts_with_a_model and draft is not None:
         own = weighing.of_model(draft, shape, tp=shape.draft_tp)
-        weight, source = own.largest, own.source
+        weight, source = own.stage_bytes[0], own.source
         assumed += [f"draft {note}" for note in own.assumed]
     elif shape.drafts_with_a_model:
         weight, source = main.mtp_bytes, f"MTP module in the target's {main.source}"

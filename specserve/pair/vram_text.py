@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import groupby, product
 
 from specserve.errors import Problem
 from specserve.pair.memory import Plan
@@ -65,21 +65,20 @@ def grid(
     ``replan`` plans again with a max_model_len, the draft or not, and a utilization; ``limit`` is the model's own.
     """
     lengths = sorted({max(1, length // 4), max(1, length // 2), length, max(length, min(length * 2, limit))})
-    shares = sorted({round(min(0.95, max(0.1, utilization + d)), 2) for d in (-0.1, -0.05, 0.05)} | {utilization})
+    shares = {round(min(0.95, max(0.1, utilization + d)), 2) for d in (-0.1, -0.05, 0.05)} | {utilization}
     cells = []
-    for n, on, part in product(lengths, (True, False) if draft else (False,), shares):
+    for n, on, part in product(lengths, (True, False) if draft else (False,), sorted(shares)):
         made = replan(n, on, part)
         cells.append(Cell(n, on, part, bool(made.fits), made.capacity.requests))
     return cells
 
 
 def render_grid(cells: Sequence[Cell]) -> str:
-    """Requests at once by context and utilization; a dash where it does not fit."""
-    shares = sorted({c.utilization for c in cells})
-    by = {(c.max_model_len, c.draft, c.utilization): c for c in cells}
-    head = ("max_model_len", "draft", *(f"{s:.2f} of the GPU" for s in shares))
+    """Requests at once by context and utilization, in the order of :func:`grid`; a dash where it does not fit."""
+    lines = [(key, list(row)) for key, row in groupby(cells, key=lambda c: (c.max_model_len, c.draft))]
+    head = ("max_model_len", "draft", *(f"{c.utilization:.2f} of the GPU" for c in lines[0][1]))
     body = [
-        (str(n), "on" if on else "off", *(f"{by[n, on, s].requests:.1f}" if by[n, on, s].fits else "-" for s in shares))
-        for n, on in sorted({(c.max_model_len, c.draft) for c in cells}, key=lambda row: (row[0], not row[1]))
+        (str(n), "on" if on else "off", *(f"{c.requests:.1f}" if c.fits else "-" for c in row))
+        for (n, on), row in lines
     ]
     return "\n".join(_aligned([head, *body]))

@@ -43,11 +43,6 @@ class Weights:
     """The MTP module inside the checkpoint, on one GPU; not in ``stage_bytes``."""
     assumed: tuple[str, ...] = ()
 
-    @property
-    def largest(self) -> int:
-        """The fullest stage."""
-        return max(self.stage_bytes)
-
 
 def of_model(facts: ModelFacts, shape: Shape, *, tp: int | None = None, online: str | None = None) -> Weights:
     """Weights of one model under a deployment. ``tp`` is given for a draft, which is never cut into stages."""
