@@ -164,7 +164,10 @@ MEMORY_CODES: Mapping[str, tuple[str, str]] = {
     "logits-buffer-large": ("Draft logits need memory that profiling does not see.", "Lower engine.max_num_seqs."),
     "memory-tight": ("Little memory is left outside the budget.", "Lower engine.gpu_memory_utilization."),
     "vram-assumed": ("A number of the plan is an assumption.", "Nothing to do."),
-    "vram-not-checked": ("No GPU was found and none is described; memory was not checked.", "Set hardware.gpu_name."),
+    "vram-not-checked": (
+        "No GPU was found and none is described, or the memory of its name is not known; memory was not checked.",
+        "Set hardware.gpu_name, or hardware.gpu_memory_gib.",
+    ),
 }
 
 CODES: Mapping[str, tuple[str, str]] = {**PAIR_CODES, **ENGINE_CODES, **MEMORY_CODES}

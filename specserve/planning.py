@@ -79,7 +79,9 @@ class Planning:
 
         limit = default_length(self.target, made.shape.accounting)
         used = self.settings.engine.gpu_memory_utilization
-        return vram_text.grid(again, made.max_model_len, limit, used, draft=made.method is not None)
+        others = () if made.backend == "cpu" else (-0.1, -0.05, 0.05)
+        shares = {round(min(0.95, max(0.1, used + d)), 2) for d in others} | {used}
+        return vram_text.grid(again, made.max_model_len, limit, shares, draft=made.method is not None)
 
 
 def read_models(settings: Settings) -> tuple[facts.ModelFacts, facts.ModelFacts | None]:

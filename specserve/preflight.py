@@ -27,7 +27,11 @@ _TARGET, _DRAFT = "models.target_model", "models.draft_model"
 _WITHOUT_WEIGHTS = {"weights-missing", "pickle-weights", "gguf-weights"}
 
 _WRONG_KIND = {"head-as-model", "model-as-head", "head-kind", "mtp-modules-missing"}
-_SAID_BY = {"method-mismatch": _WRONG_KIND, "known-bad-m-rope-draft": {"draft-mrope"}}
+_SAID_BY = {
+    "method-mismatch": _WRONG_KIND,
+    "known-bad-m-rope-draft": {"draft-mrope"},
+    "does-not-fit": {"tp-divisible"},
+}
 """Code -> codes that say the same with its cause."""
 
 
@@ -161,7 +165,9 @@ def _checkpoints(
     settings: Settings, target: ModelFacts | None, draft: ModelFacts | None, progress: integrity.Progress
 ) -> vocabulary.Verdict:
     found: list[Finding] = []
-    for role in _roles(settings, target, draft):
+    roles = tuple(_roles(settings, target, draft))
+    found += consistency.tensor_parallel(roles)
+    for role in roles:
         found += consistency.check(role)
         found += match.float16_refused(settings, role.facts, f"{role.key}.path")
         found += integrity.check(role.facts, role.settings.sha256, role.key, progress)
@@ -241,8 +247,9 @@ def _memory(
     plan = Planning.of(loaded, environ=environ, target=target, draft=draft).plan()
     found = plan.findings()
     if plan.fits is None:
-        message = "no GPU was found and none is described; memory was not checked"
-        found.append(Finding("vram-not-checked", "info", "hardware", message, "set hardware.gpu_name"))
+        what = f"the memory of {plan.gpu_name!r} is not known" if plan.gpu_name else "no GPU was found or is described"
+        fix = f"set hardware.{'gpu_memory_gib' if plan.gpu_name else 'gpu_name'}"
+        found.append(Finding("vram-not-checked", "info", "hardware", f"{what}; memory was not checked", fix))
     return found, plan.as_dict()
 
 

@@ -45,7 +45,6 @@ def check(role: Role) -> Iterator[Finding]:
     if not role.is_head:
         yield from _rows(role)
         yield from _layers(role)
-    yield from _divisible(role)
     yield from _quantization(role)
     yield from _revision(role)
 
@@ -85,33 +84,34 @@ def _layers(role: Role) -> Iterator[Finding]:
         yield Finding("layers-missing", "error", f"{role.key}.path", message, "finish the download of this checkpoint")
 
 
-def _divisible(role: Role) -> Iterator[Finding]:
-    tp, config = role.tensor_parallel_size, role.facts.text_config
-    if tp == 1:
-        return
+def tensor_parallel(roles: Collection[Role]) -> Iterator[Finding]:
+    """What cannot be shared by so many GPUs, with the largest number below that divides all of it, in both models."""
+    where = "models.target_model.tensor_parallel_size"
+    for role in roles:
+        tp = role.tensor_parallel_size
+        if (what := _undivided(role.facts.text_config, tp)) is None:
+            continue
+        together = [r.facts.text_config for r in roles if r.tensor_parallel_size == tp]
+        smaller = max(n for n in range(1, tp) if all(_undivided(config, n) is None for config in together))
+        of = "the draft" if role.key.endswith("draft_model") else "the target"
+        message = f"{of} has {what}, which {tp} GPUs cannot share equally"
+        yield Finding("tp-divisible", "error", where, message, f"set {where}: {smaller}")
+
+
+def _undivided(config: Mapping[str, object], tp: int) -> str | None:
     heads, kv = _count(config, "num_attention_heads", "n_head"), _count(config, "num_key_value_heads")
     inner = _count(config, "intermediate_size")
-    where = "models.target_model.tensor_parallel_size"
-    of = "the draft" if role.key.endswith("draft_model") else "the target"
     if heads is not None and heads % tp:
-        yield _not_divisible(
-            where, f"{of} has {heads} attention heads, which {tp} GPUs cannot share equally", heads, tp
-        )
-    elif kv is not None and kv % tp and tp % kv:
-        yield _not_divisible(where, f"{of} has {kv} key/value heads, which {tp} GPUs cannot share equally", kv, tp)
-    elif inner is not None and inner % tp and not _count(config, *_EXPERTS):  # experts are padded, or not split at all
-        yield _not_divisible(
-            where, f"{of} has intermediate_size {inner}, which {tp} GPUs cannot share equally", inner, tp
-        )
+        return f"{heads} attention heads"
+    if kv is not None and kv % tp and tp % kv:
+        return f"{kv} key/value heads"
+    if inner is not None and inner % tp and not _count(config, *_EXPERTS):  # experts are padded, or not split at all
+        return f"intermediate_size {inner}"
+    return None
 
 
 def _count(config: Mapping[str, object], *keys: str) -> int | None:
     return next((n for k in keys if type(n := config.get(k)) is int and n > 0), None)
-
-
-def _not_divisible(where: str, message: str, n: int, tp: int) -> Finding:
-    smaller = max(i for i in range(1, tp) if n % i == 0)
-    return Finding("tp-divisible", "error", where, message, f"set {where}: {smaller}")
 
 
 def quantization_of(facts: ModelFacts) -> str | None:

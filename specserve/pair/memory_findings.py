@@ -32,7 +32,7 @@ def _error(plan: Plan, gpu: GpuPlan) -> list[Finding]:
             where, fix = "hardware", f"set {_TP} to {plan.gpus_found}"
             message = f"TP {shape.tp} x PP {shape.pp} needs {shape.gpus} GPUs; there are {plan.gpus_found}"
         case "split":
-            where, fix = _TP, "set it to 1, 2, 4 or 8"
+            where, fix = _TP, "set it to the number that 'specserve check' names"
             message = f"the model cannot be split over {shape.tp} GPUs; TP must divide heads and vocabulary"
         case "other-processes":
             code, where, busiest = "other-processes", _UTILIZATION, max(plan.gpus, key=lambda g: g.other_bytes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby, product
 
@@ -15,6 +15,8 @@ from specserve.units import gib
 def conclusion(plan: Plan) -> str:
     """One line: whether it fits, and for how many requests, with the draft and without."""
     if plan.fits is None:
+        if plan.gpu_name:
+            return f"the memory of {plan.gpu_name!r} is not known; set hardware.gpu_memory_gib to see whether it fits"
         return "no GPU found and none described; set hardware.gpu_name to see whether it fits"
     if not plan.fits:
         return "does not fit"
@@ -58,14 +60,14 @@ class Cell:
 
 
 def grid(
-    replan: Callable[[int, bool, float], Plan], length: int, limit: int, utilization: float, *, draft: bool
+    replan: Callable[[int, bool, float], Plan], length: int, limit: int, shares: Collection[float], *, draft: bool
 ) -> list[Cell]:
     """What if: context from a quarter to double, draft on and off, more and less of the GPU.
 
-    ``replan`` plans again with a max_model_len, the draft or not, and a utilization; ``limit`` is the model's own.
+    ``replan`` plans again with a max_model_len, the draft or not, and a utilization, one of ``shares``; ``limit`` is
+    the model's own context.
     """
     lengths = sorted({max(1, length // 4), max(1, length // 2), length, max(length, min(length * 2, limit))})
-    shares = {round(min(0.95, max(0.1, utilization + d)), 2) for d in (-0.1, -0.05, 0.05)} | {utilization}
     cells = []
     for n, on, part in product(lengths, (True, False) if draft else (False,), sorted(shares)):
         made = replan(n, on, part)
@@ -76,7 +78,8 @@ def grid(
 def render_grid(cells: Sequence[Cell]) -> str:
     """Requests at once by context and utilization, in the order of :func:`grid`; a dash where it does not fit."""
     lines = [(key, list(row)) for key, row in groupby(cells, key=lambda c: (c.max_model_len, c.draft))]
-    head = ("max_model_len", "draft", *(f"{c.utilization:.2f} of the GPU" for c in lines[0][1]))
+    shares = [f"{c.utilization:.2f} of the GPU" for c in lines[0][1]]
+    head = ("max_model_len", "draft", *(shares if len(shares) > 1 else ["requests"]))
     body = [
         (str(n), "on" if on else "off", *(f"{c.requests:.1f}" if c.fits else "-" for c in row))
         for (n, on), row in lines

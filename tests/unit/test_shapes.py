@@ -68,14 +68,21 @@ def role(config: dict[str, Any], tp: int) -> Role:
         ({"num_attention_heads": 32, "num_key_value_heads": 2}, 8, None),
         ({"num_attention_heads": 14, "num_key_value_heads": 2}, 4, "set models.target_model.tensor_parallel_size: 2"),
         ({"num_attention_heads": 24, "num_key_value_heads": 6}, 8, "set models.target_model.tensor_parallel_size: 6"),
-        ({"num_attention_heads": 8, "intermediate_size": 100}, 8, "set models.target_model.tensor_parallel_size: 5"),
+        ({"num_attention_heads": 8, "intermediate_size": 100}, 8, "set models.target_model.tensor_parallel_size: 4"),
         ({}, 8, None),
     ],
 )
 def test_heads_are_shared_equally(config: dict[str, Any], tp: int, fix: str | None) -> None:
     """Attention heads, key/value heads and the inner width, with the next smaller size that works."""
-    found = [f for f in consistency.check(role(config, tp)) if f.code == "tp-divisible"]
-    assert [f.fix for f in found] == ([fix] if fix else [])
+    assert [f.fix for f in consistency.tensor_parallel([role(config, tp)])] == ([fix] if fix else [])
+
+
+def test_the_proposed_number_of_gpus_divides_both_models() -> None:
+    """Six heads and four: each alone could be shared by more than two."""
+    roles = [role({"num_attention_heads": heads}, 8) for heads in (6, 4)]
+    assert [f.fix for f in consistency.tensor_parallel(roles)] == [
+        "set models.target_model.tensor_parallel_size: 2"
+    ] * 2
 
 
 @pytest.mark.parametrize(

@@ -308,11 +308,17 @@ def test_text_has_every_term_and_ends_with_the_conclusion() -> None:
     assert lines[-1].startswith("fits; ")
 
 
+def test_a_gpu_of_unknown_memory_is_named() -> None:
+    """What is missing is the memory then, not the name."""
+    said = vram_text.conclusion(plan({"gpu_name": "banana"}))
+    assert said == "the memory of 'banana' is not known; set hardware.gpu_memory_gib to see whether it fits"
+
+
 def _grid() -> list[vram_text.Cell]:
     def again(length: int, draft: bool, share: float) -> vram.Plan:
         return plan(RTX_4090, draft=draft, engine={"max_model_len": length, "gpu_memory_utilization": share})
 
-    return vram_text.grid(again, 8192, 40960, 0.9, draft=True)
+    return vram_text.grid(again, 8192, 40960, {0.8, 0.85, 0.9, 0.95}, draft=True)
 
 
 def test_the_grid_varies_context_draft_and_share() -> None:
