@@ -19,6 +19,9 @@ MIN_PROMPTS = 8
 MAX_ERROR_SHARE = 0.02
 MAX_DRIFT = 0.25
 """Two equal blocks further apart than this: the machine changed while it was measured."""
+MIN_STREAM_SHARE = 0.02
+"""An answer whose tokens all arrive in this last share of its time was not streamed."""
+MAX_BURST_SHARE = 0.1
 MAX_LATE_SECONDS = 1.0
 """A replayed request sent this much later than it was recorded met another load than the recorded one."""
 SAME_WITHIN = 0.05
@@ -123,8 +126,10 @@ def _cell(workload: str, concurrency: int, first: Sequence[Block], second: Seque
     ratio = stats.paired_ratio(_by_prompt(first), _by_prompt(second))
     medians = [_block_medians(first), _block_medians(second)]
     half = stats.block_half_width(medians) if all(medians) else None
-    warnings = _soundness(baseline, speculative, _by_prompt(first).keys() & _by_prompt(second).keys(), medians)
-    warnings += [*_lateness(first), *_lateness(second)]
+    bursts = [*_bursts(first), *_bursts(second)]
+    steady = [[], []] if bursts else medians  # times between tokens that are none cannot drift
+    warnings = _soundness(baseline, speculative, _by_prompt(first).keys() & _by_prompt(second).keys(), steady)
+    warnings += [*bursts, *_lateness(first), *_lateness(second)]
     if ratio is not None and half is not None:
         ratio = stats.widen(ratio, half)
     verdict = _verdict(ratio, half, unsound=bool(warnings))
@@ -189,6 +194,16 @@ def _soundness(
                 "quiet the machine or raise --repeat"
             )
     return out
+
+
+def _bursts(blocks: Sequence[Block]) -> list[str]:
+    """Tokens that arrive together have no time between them: a buffer held them back."""
+    long = [s for b in blocks for s in b.samples if s.e2e_seconds and s.ttft_seconds and (s.output_tokens or 0) >= 8]
+    held = [s for s in long if (s.e2e_seconds or 0) - (s.ttft_seconds or 0) < MIN_STREAM_SHARE * (s.e2e_seconds or 0)]
+    if len(held) <= MAX_BURST_SHARE * len(long):
+        return []
+    seen = f"{len(held)} of {len(long)} answers of '{blocks[0].arm}' came in one burst, so TPOT is not known"
+    return [f"{seen}: look for a proxy that buffers, or for too few cores"]
 
 
 def _lateness(blocks: Sequence[Block]) -> list[str]:

@@ -221,6 +221,17 @@ def test_failing_requests_are_unsound() -> None:
     assert "6 of 32 requests of 'on' failed" in cell.warnings[0]
 
 
+def test_answers_in_one_burst_are_unsound() -> None:
+    """Behind a proxy that buffers, the time between tokens is nothing; that is said, and no drift is made of it."""
+    whole = simulate(1.5)
+    late = [
+        b.model_copy(update={"samples": [s.model_copy(update={"ttft_seconds": s.e2e_seconds}) for s in b.samples]})
+        for b in whole.blocks[2:3]
+    ]
+    (warning,) = verdict(result([*whole.blocks[:2], *late, whole.blocks[3]])).warnings
+    assert warning.startswith("16 of 32 answers of 'on' came in one burst, so TPOT is not known: look for a proxy")
+
+
 def test_a_replay_that_falls_behind_is_unsound() -> None:
     """Requests that were sent long after their recorded times met another load; the fix is said."""
     whole = simulate(1.5)
