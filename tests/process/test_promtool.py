@@ -321,7 +321,7 @@ def test_the_shipped_file_is_valid_and_speaks(tmp_path: Path) -> None:
             "summary": "The target rejects too much of what the draft proposes",
             "description": "m: 0.4 (fires below 0.5). Likely: traffic moved away from what the draft is good at "
             "(open chat, high temperature, another language); the draft was made for other weights or another chat "
-            "template than the target that is served; num_speculative_tokens is larger than the draft can predict.",
+            "template than the target that is served; `num_speculative_tokens` is larger than the draft can predict.",
             "runbook_url": "docs/runbooks/AcceptanceRateLow.md",
         },
     }
