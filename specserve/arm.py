@@ -56,8 +56,11 @@ class ArmSpec:
 def require_side_by_side(specs: Sequence[ArmSpec], *, has_gpu: bool) -> None:
     """Raises ConfigError where arms that are launched together would want more than the memory of their GPUs."""
     engines = [s.loaded.settings.engine for s in specs if s.url is None]
-    share = sum(e.gpu_memory_utilization for e in engines)
-    if has_gpu and share > 1 and len({e.env.get("CUDA_VISIBLE_DEVICES") for e in engines}) < len(engines):
+    shares: dict[str | None, float] = {}
+    for engine in engines:
+        devices = engine.env.get("CUDA_VISIBLE_DEVICES")
+        shares[devices] = shares.get(devices, 0.0) + engine.gpu_memory_utilization
+    if has_gpu and (share := max(shares.values(), default=0.0)) > 1:
         raise ConfigError(
             f"the arms want {share:.2f} of the same GPU's memory; must be at most 1 together",
             where="--together",
@@ -230,7 +233,8 @@ def search(
         finally:
             child.kill()
         if status != 0:
-            raise Unsound([Problem(f"guidellm {exit_cause(status)}", "--slo", _tail(child))])
+            fix = "the same command with --resume, with or without --slo, goes on from here"
+            raise Unsound([Problem(f"guidellm {exit_cause(status)}", "--slo", _tail(child), fix)])
         return slo.read(folder, server.spec.name, workload.name, objectives)
 
 
