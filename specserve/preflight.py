@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specserve.codes import CODES, is_known
@@ -100,6 +102,8 @@ def run(
     findings += [*verdict.findings, *unasked]
     findings += support.findings(settings, target, draft, installed, engine, environ=env, shm_bytes=_shm_bytes())
     findings += in_memory
+    if installed is not None:
+        findings += _measured_with_another(loaded, installed)
     kept = [f for f in _without_echoes(findings) if f.code not in skip]
     kept.sort(key=lambda f: _ORDER[f.severity])
     return PreflightReport(tuple(kept), _pair_dict(settings, target, draft, verdict), vram)
@@ -218,6 +222,24 @@ def _ask_engine(environ: Mapping[str, str]) -> tuple[Installed | None, EngineFac
         return None, None, []
     answer = introspect.describe(installed, environ=environ)
     return (installed, None, [answer]) if isinstance(answer, Finding) else (installed, answer, [])
+
+
+def _measured_with_another(loaded: Loaded, installed: Installed) -> Iterator[Finding]:
+    """What was measured with another version of the engine says little about this one."""
+    from specserve import calibration
+
+    profile = loaded.settings.sidecar.benchmark_profile
+    measured = [(calibration.path_for(loaded.path), f"specserve launch {loaded.path} --calibrate")]
+    if profile is not None:
+        measured.append((Path(profile), f"specserve bench {loaded.path}"))
+    for path, fix in measured:
+        try:
+            engine = json.loads(path.read_text(encoding="utf-8")).get("engine")
+        except (OSError, ValueError, AttributeError):  # whoever uses the file says what is wrong with it
+            continue
+        if isinstance(engine, str) and engine.split()[-1:] != [installed.version]:
+            message = f"was measured with {engine}; installed is {installed}"
+            yield Finding("engine-changed", "warning", str(path), message, fix)
 
 
 def _read(target: ModelFacts | None, draft: ModelFacts | None) -> dict[str, ModelFacts]:

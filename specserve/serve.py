@@ -213,7 +213,7 @@ class _Run:
         if launch.calibrate is None:
             return
         name = calibration.key(launch.settings, launch.engine_version, planned["gpu_name"])
-        measured = calibration.measure(planned, self._said, key=name)
+        measured = calibration.measure(planned, self._said, key=name, engine=launch.engine_version)
         kept = None if measured is None else calibration.save(measured, launch.calibrate)
         self._report.note(
             f"memory figures kept in {kept}" if kept else "the engine did not say enough to calibrate the memory plan"

@@ -21,6 +21,8 @@ MAX_DRIFT = 0.25
 """Two equal blocks further apart than this: the machine changed while it was measured."""
 MIN_STREAM_SHARE = 0.02
 """An answer whose tokens all arrive in this last share of its time was not streamed."""
+BURST_TPOT_SECONDS = 0.001
+"""And its tokens came faster than any engine makes them: a short answer after a long wait is no burst."""
 MAX_BURST_SHARE = 0.1
 MAX_LATE_SECONDS = 1.0
 """A replayed request sent this much later than it was recorded met another load than the recorded one."""
@@ -105,19 +107,25 @@ def cells(result: Result) -> list[Cell]:
 
 
 def drops(old: Result, new: Result, share: float) -> list[str]:
-    """Where the newer result is worse by more than this share, in the cells that both measured."""
-    before = {(c.workload, c.concurrency): c for c in cells(old)}
-    out = []
-    for cell in cells(new):
-        was = before.get((cell.workload, cell.concurrency))
-        if was is None:
-            continue
+    """Where the newer result is worse by more than this share, or says nothing more, in the cells of both.
+
+    Results without a cell in common cannot be compared, which is no pass either.
+    """
+    before, after = (
+        {(n, c.workload, c.concurrency): c for n, pair in enumerate(pairs(r)) for c in cells(pair)} for r in (old, new)
+    )
+    both = [(before[key], cell) for key, cell in after.items() if key in before]
+    out = [] if both else ["no workload and concurrency was measured in both results"]
+    for was, cell in both:
         for name, a, b in (
             ("speedup", was.speedup and was.speedup.value, cell.speedup and cell.speedup.value),
             ("acceptance length", was.speculative.mean_acceptance_length, cell.speculative.mean_acceptance_length),
         ):
-            if a and b and b < a * (1 - share):
-                out.append(f"{name} of {cell.workload} at {cell.concurrency} fell from {a:.2f} to {b:.2f}")
+            place = f"{name} of {cell.workload} at {cell.concurrency}"
+            if a and not b:
+                out.append(f"{place} was {a:.2f} and is not known now")
+            elif a and b and b < a * (1 - share):
+                out.append(f"{place} fell from {a:.2f} to {b:.2f}")
     return out
 
 
@@ -199,11 +207,20 @@ def _soundness(
 def _bursts(blocks: Sequence[Block]) -> list[str]:
     """Tokens that arrive together have no time between them: a buffer held them back."""
     long = [s for b in blocks for s in b.samples if s.e2e_seconds and s.ttft_seconds and (s.output_tokens or 0) >= 8]
-    held = [s for s in long if (s.e2e_seconds or 0) - (s.ttft_seconds or 0) < MIN_STREAM_SHARE * (s.e2e_seconds or 0)]
+    held = [s for s in long if _is_held(s.e2e_seconds or 0.0, s.tpot_seconds or 0.0, s.output_tokens or 0)]
     if len(held) <= MAX_BURST_SHARE * len(long):
         return []
     seen = f"{len(held)} of {len(long)} answers of '{blocks[0].arm}' came in one burst, so TPOT is not known"
     return [f"{seen}: look for a proxy that buffers, or for too few cores"]
+
+
+def _is_held(e2e: float, tpot: float, tokens: int) -> bool:
+    """Seconds and tokens of one answer.
+
+    >>> _is_held(1.0, 0.0001, 64), _is_held(30.0, 0.004, 128)  # a buffer; half a second after half a minute's queue
+    (True, False)
+    """
+    return tpot < BURST_TPOT_SECONDS and tpot * (tokens - 1) < MIN_STREAM_SHARE * e2e
 
 
 def _lateness(blocks: Sequence[Block]) -> list[str]:

@@ -261,6 +261,8 @@ _KEPT = (
     "temperature",
     "top_p",
     "timestamp",
+    "at_seconds",
+    "output_tokens",
 )
 
 
@@ -272,7 +274,8 @@ def redact(line: str, *, keep_text: bool) -> str:
     """
     entry: dict[str, Any] = json.loads(line) if line.startswith("{") else {"prompt": line}
     body: dict[str, Any] = next((entry[k] for k in ("body", "request") if isinstance(entry.get(k), dict)), entry)
-    kept = {k: body[k] for k in _KEPT if k in body} | {k: entry[k] for k in ("timestamp",) if k in entry}
+    beside = ("timestamp", "at_seconds", "output_tokens")
+    kept = {k: body[k] for k in _KEPT if k in body} | {k: entry[k] for k in beside if k in entry}
     return json.dumps(kept if keep_text else _masked(kept), ensure_ascii=False)
 
 
@@ -299,7 +302,7 @@ def _masked(value: Any, key: str = "") -> Any:
         return {k: _masked(v, k) for k, v in value.items()}
     if isinstance(value, list):
         return [_masked(v, key) for v in value]
-    if isinstance(value, str) and key not in ("role", "from"):
+    if isinstance(value, str) and key not in ("role", "from", "type"):
         return " ".join(_nonsense(word) for word in value.split(" "))
     return value
 

@@ -34,6 +34,8 @@ class Calibration:
     overhead_bytes: int
     """Budget - weights - KV cache: activation, non-torch and whatever else the engine took."""
     cuda_graph_bytes: int | None = None
+    engine: str | None = None
+    """The version that it was measured with, for people: the key holds it too."""
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,9 @@ def _error(plan: Plan, gpu: GpuPlan) -> list[Finding]:
                        f"{shape.utilization:.2f} of {gib(total)} free")  # fmt: skip
             fix = f"{_STOP}, or set {_UTILIZATION} to {int(free / total * 100) / 100:.2f} or less"
         case "headroom":
+            gpu = min(plan.gpus, key=_outside)
             where, fix = _UTILIZATION, f"set {_UTILIZATION} to {_safe_utilization(plan, gpu):.2f}"
-            outside, need = ((gpu.total_bytes or 0) - (gpu.budget_bytes or 0)) / GIB, _late(plan, gpu) / GIB
+            outside, need = _outside(gpu) / GIB, _late(plan, gpu) / GIB
             message = (f"only {outside:.2f} GiB of GPU {gpu.index} stay outside vLLM's budget, where the start and the "
                        f"first steps need {need:.2f} GiB")  # fmt: skip
         case _:
@@ -127,13 +128,19 @@ def _warnings(plan: Plan, gpu: GpuPlan) -> list[Finding]:
         fix = "set speculative_decoding.max_batch_size, or lower engine.max_num_seqs or num_speculative_tokens"
         found.append(Finding("logits-buffer-large", "warning", "engine.max_num_seqs", message, fix))
     if plan.backend == "gpu" and gpu.total_bytes is not None and gpu.budget_bytes is not None:
-        outside, late_bytes = gpu.total_bytes - gpu.other_bytes - gpu.budget_bytes, _late(plan, gpu)
+        gpu = min(plan.gpus, key=_outside)
+        outside, late_bytes = _outside(gpu), _late(plan, gpu)
         if outside - late_bytes < _TIGHT_BYTES or (plan.method and plan.shape.utilization > 0.92):
             message = (f"{gib(outside)} of GPU {gpu.index} stay outside vLLM's budget, where the start and full steps "
                        f"take {gib(late_bytes)}; running out of memory can come late")  # fmt: skip
             fix = f"set {_UTILIZATION} to {_safe_utilization(plan, gpu):.2f}"
             found.append(Finding("memory-tight", "warning", _UTILIZATION, message, fix))
     return found
+
+
+def _outside(gpu: GpuPlan) -> int:
+    """What nobody has: neither vLLM's budget nor other processes."""
+    return (gpu.total_bytes or 0) - (gpu.budget_bytes or 0) - gpu.other_bytes
 
 
 def _late(plan: Plan, gpu: GpuPlan) -> int:

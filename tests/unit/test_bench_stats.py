@@ -144,9 +144,32 @@ def test_a_worse_result_is_told() -> None:
     assert judge.drops(simulate(1.5), simulate(1.2), 0.1)[0].startswith("speedup of w at 4 fell from 1.")
 
 
+def test_what_cannot_be_compared_is_no_pass() -> None:
+    """No cell in common, no sound verdict any more, or a third arm that fell: none of them passes for CI."""
+    old = simulate(1.5)
+    other = result([b.model_copy(update={"concurrency": 8}) for b in old.blocks])
+    assert judge.drops(old, other, 0.1) == ["no workload and concurrency was measured in both results"]
+    (unsound,) = judge.drops(old, simulate(1.5, errors=4), 0.1)
+    assert unsound.startswith("speedup of w at 4 was 1.")
+    assert unsound.endswith("and is not known now")
+    arms = [Arm(name=n) for n in ("off", "on", "eagle")]
+    three = [
+        result([*old.blocks, *(b.model_copy(update={"arm": "eagle"}) for b in simulate(f).blocks if b.arm == "on")])
+        for f in (1.5, 0.7)
+    ]
+    (fell,) = judge.drops(*(r.model_copy(update={"arms": arms}) for r in three), 0.1)
+    assert fell.startswith("speedup of w at 4 fell from 1.")
+
+
 @pytest.mark.parametrize(
     ("share", "devices", "has_gpu", "fits"),
-    [(0.9, "01", True, True), (0.45, "00", True, True), (0.9, "00", False, True), (0.9, "00", True, False)],
+    [
+        (0.9, "01", True, True),
+        (0.45, "00", True, True),
+        (0.45, "001", True, True),
+        (0.9, "00", False, True),
+        (0.9, "001", True, False),
+    ],
 )
 def test_arms_side_by_side_share_the_gpu(tmp_path: Path, share: float, devices: str, has_gpu: bool, fits: bool) -> None:
     """Two arms run together on one GPU only where their shares of its memory add up to at most one."""
@@ -230,6 +253,22 @@ def test_answers_in_one_burst_are_unsound() -> None:
     ]
     (warning,) = verdict(result([*whole.blocks[:2], *late, whole.blocks[3]])).warnings
     assert warning.startswith("16 of 32 answers of 'on' came in one burst, so TPOT is not known: look for a proxy")
+
+
+def test_a_short_answer_after_a_long_wait_is_no_burst() -> None:
+    """Where requests queue, the tokens of an answer take a small part of its time although they are streamed."""
+    queued = [
+        b.model_copy(
+            update={
+                "samples": [
+                    s.model_copy(update={n: (getattr(s, n) or 0) + 600 for n in ("ttft_seconds", "e2e_seconds")})
+                    for s in b.samples
+                ]
+            }
+        )
+        for b in simulate(1.5).blocks
+    ]
+    assert verdict(result(queued)).warnings == ()
 
 
 def test_a_replay_that_falls_behind_is_unsound() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve import codes, preflight
+from specserve import calibration, codes, preflight
 from specserve.config.load import Loaded, load
 from specserve.engine import introspect
 from specserve.errors import ConfigError, PreflightRefused
@@ -132,6 +132,18 @@ def test_require_raises_every_error() -> None:
         preflight.require(PreflightReport(tuple(findings)))
     assert [p.message for p in caught.value.problems] == ["one", "three"]
     preflight.require(PreflightReport((findings[1],)))
+
+
+@pytest.mark.skipif(introspect.installed() is None, reason="needs a vLLM to compare with")
+@pytest.mark.parametrize(("engine", "told"), [("vllm 0.1.0", 2), (str(introspect.installed()), 0), (None, 0)])
+def test_figures_of_another_engine_are_warned_about(pair: Path, engine: str | None, told: int) -> None:
+    """A profile and memory figures that another version gave are named with both versions; unknown ones are not."""
+    profile = pair / "profile.json"
+    for path in (profile, calibration.path_for(config(pair))):
+        path.write_text(json.dumps({"engine": engine}))
+    found = run(loaded(pair, f"sidecar: {{benchmark_profile: {profile}}}")).findings
+    changed = [f for f in found if f.code == "engine-changed"]
+    assert [f.message for f in changed] == [f"was measured with {engine}; installed is {introspect.installed()}"] * told
 
 
 def test_without_speculation_the_draft_is_not_read(pair: Path) -> None:

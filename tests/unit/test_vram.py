@@ -257,6 +257,14 @@ def test_nothing_outside_the_budget_is_refused() -> None:
     assert made.refusal == "headroom"
 
 
+def test_headroom_is_what_nobody_has() -> None:
+    """What others hold is no room: the GPU they are on is named, with what is left there."""
+    gpus = [device(0), device(1, used_gib=7.6)]
+    made = plan(devices=gpus, models={"tensor_parallel_size": 2})
+    assert made.refusal == "headroom"
+    assert only(made.findings(), "does-not-fit").message.startswith("only 0.35 GiB of GPU 1 stay outside")
+
+
 def test_few_requests_are_named_with_and_without_the_draft() -> None:
     """Fewer than two requests of the full context is a warning."""
     made = plan({"gpu_name": "NVIDIA L40S"}, engine={"max_model_len": 40960, "gpu_memory_utilization": 0.8})
@@ -370,8 +378,9 @@ def test_a_calibration_replaces_what_was_modelled(tmp_path: Path) -> None:
     config = tmp_path / "pair.yaml"
     made = plan(H100)
     said = report(model_loading_bytes=int(16.8 * GIB), available_kv_bytes=50 * GIB, graph_capture_bytes=GIB // 2)
-    measured = calibration.measure(made.as_dict(), said, key="k")
+    measured = calibration.measure(made.as_dict(), said, key="k", engine="0.32.0")
     assert measured is not None
+    assert measured.engine == "0.32.0"
     assert calibration.save(measured, config) == tmp_path / "pair.memory.json"
     assert calibration.load(config, key="other deployment") is None
     again = plan(H100, calibration=calibration.load(config, key="k"))

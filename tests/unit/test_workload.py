@@ -104,6 +104,17 @@ def test_redaction_drops_who_and_what_but_keeps_the_shape(tmp_path: Path) -> Non
     assert (out["timestamp"], out["messages"][0]["role"]) == (3, "user")
 
 
+def test_a_redacted_trace_is_the_same_load(tmp_path: Path) -> None:
+    """Content in parts, times and lengths under any name that is read: the redacted file reads as the original does."""
+    parts = {"messages": [{"role": "user", "content": [{"type": "text", "text": "Ann"}]}]}
+    lines = [{"body": parts, "at_seconds": 1, "output_tokens": 7}, {**parts, "at_seconds": 3.5, "output_tokens": 9}]
+    source = trace(tmp_path, *lines)
+    workload.redact_file(source, tmp_path / "out.jsonl", keep_text=False)
+    before, after = workload.from_file(source), workload.from_file(tmp_path / "out.jsonl")
+    for read in (before, after):
+        assert [(r.at_seconds, r.max_tokens) for r in read.requests] == [(0, 7), (2.5, 9)]
+
+
 def test_redaction_can_keep_the_text(tmp_path: Path) -> None:
     """--keep-text drops only what tells who sent it."""
     line = {"user": "ann", "prompt": "hello", "metadata": {"ip": "1.2.3.4"}}
