@@ -187,8 +187,6 @@ class _Run:
     def _changed(self, machine: Machine, reason: str) -> None:
         _log.debug("%s: %s", machine.state, reason)
         self._report.changed(machine.state, reason)
-        if self._sidecar is not None:
-            self._sidecar.look()  # or /readyz would say so up to an interval later than we do
         if machine.state is State.RUNNING:
             lines = self._supervisor.child.lines() if self._supervisor.child else []
             self._said, self._repairs = logs.read_report(lines), repairs.applied_in(lines)
@@ -197,6 +195,9 @@ class _Run:
             else:
                 self._report.ready(self._serving())
                 self._reconcile()
+        # Last, when all that it tells is known: or /readyz would say so up to an interval later than we do.
+        if self._sidecar is not None:
+            self._sidecar.look()
 
     def _reconcile(self) -> None:
         """Hold the engine's own memory figures against the plan, and keep them for the next plan if asked to."""

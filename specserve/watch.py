@@ -203,7 +203,8 @@ class Watch:
         if observation.assessment.wants_canary:
             self.observer.canary_sent(now)
             self._canaries.send(found)
-        if observation.assessment.ready.ok:
+        calm = observation.assessment.condition in ("idle", "progressing")
+        if observation.assessment.ready.ok or (self._canaries.withholds and calm):
             self._canaries.compare(now)
         if self._version is None and found.snapshot is not None and "engine_version" not in facts:
             self._version = engine_version(self.engine_url)

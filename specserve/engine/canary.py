@@ -48,6 +48,13 @@ class CanaryResult:
     compared_tokens: int = 0
     """Tokens that were compared with the same server without drafts."""
     seconds: float = 0.0
+    failed: bool = False
+    """Corrupt only in that a request ended with 500, as when the engine dies: no proof about any text."""
+
+    @property
+    def is_proof(self) -> bool:
+        """Whether text was proven not to be the target's own."""
+        return self.verdict == "corrupt" and not self.failed
 
     def blocks(self, policy: Canary) -> bool:
         """Whether the server must not be called ready."""
@@ -101,6 +108,7 @@ class _Canary:
     def result(self) -> CanaryResult:
         """The verdict; the first proof of corruption ends the canary."""
         corrupt: str | None = None
+        failed = False
         try:
             corrupt = self._corrupt()
             if corrupt is None and self.asker.settings.method is not None:
@@ -114,13 +122,13 @@ class _Canary:
             self.notes.append(LATE)
         except EngineRefused as error:
             if error.status == 500:
-                corrupt = f"the engine failed on a request: {error.body}"
+                corrupt, failed = f"the engine failed on a request: {error.body}", True
             else:
                 self.notes.append(str(error))
         verdict, reasons = self._verdict(corrupt)
         default = self.default.position0 if self.default else None
         drafts = self._drafts(self.greedy)
-        return CanaryResult(verdict, reasons, self._position0(), default, drafts, self.asker.compared)
+        return CanaryResult(verdict, reasons, self._position0(), default, drafts, self.asker.compared, failed=failed)
 
     def _verdict(self, corrupt: str | None) -> tuple[Verdict, tuple[str, ...]]:
         notes = tuple(self.notes)

@@ -75,6 +75,11 @@ class Canaries:
         self._compares = True
         threading.Thread(target=self._compare, name="sidecar-comparison", daemon=True).start()
 
+    @property
+    def withholds(self) -> bool:
+        """Whether the last comparison keeps readiness away; then only the next one can give it back."""
+        return self._comparison is not None and self._comparison.blocks(self._settings.engine.canary)
+
     def facts(self) -> dict[str, Any]:
         """``canary`` (JSON of the start-up canary), ``comparison`` (of the last one while serving) and ``blocked``
         (why readiness is withheld), where known."""
@@ -116,12 +121,12 @@ class Canaries:
         one failed request under load is no proof."""
         try:
             result = canary.run(self._client, self._settings)
-            if result.verdict == "corrupt":
+            if result.is_proof:
                 result = canary.run(self._client, self._settings)
-            if result.verdict == "corrupt":
+            if result.is_proof:
                 LOG.error("drafted text is not the target's own", extra={"reason": "; ".join(result.reasons)})
                 self._comparison = result
-            elif result.verdict != "unproven" and result.compared_tokens:
+            elif result.verdict not in ("corrupt", "unproven") and result.compared_tokens:
                 self._comparison = replace(
                     result,
                     verdict="ok",
@@ -144,5 +149,5 @@ def output_mismatch(facts: Mapping[str, Any]) -> float | None:
     """
     found = facts.get("comparison") or facts.get("canary") or {}
     if found.get("verdict") == "corrupt":
-        return 1.0
+        return None if found.get("failed") else 1.0
     return 0.0 if found.get("compared_tokens") and found["verdict"] != "unproven" else None
