@@ -69,7 +69,7 @@ def test_what_is_missing_is_named_with_its_package(machine):
     found = on_cpu(machine)
     assert "LD_PRELOAD" not in found.env
     assert " ".join(found.notes) == (
-        "not preloaded, and the CPU engine is slower for it: OpenMP (pip install intel-openmp); "
+        "not preloaded, though vLLM asks for it: OpenMP (pip install intel-openmp); "
         "tcmalloc (apt-get install libtcmalloc-minimal4)"
     )
 
