@@ -137,4 +137,5 @@ def load(config: Path, *, key: str) -> Calibration | None:
         found = Calibration(**json.loads(path_for(config).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
-    return found if found.key == key else None
+    numbers = (found.weights_bytes, found.overhead_bytes, found.cuda_graph_bytes or 0)
+    return found if found.key == key and all(isinstance(n, int) for n in numbers) else None

@@ -13,6 +13,7 @@ from typing import Any, TextIO
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 _SECRET_SHAPES = re.compile(r"\b(hf_[A-Za-z0-9]{10,}|sk-[A-Za-z0-9_-]{10,})|(?i:(bearer\s+)\S+)")
 
+_LOGIN = re.compile(r"//[^/@\s]+@")
 _SECRET_NAME = re.compile(r"(^|[_-])(TOKEN|(API)?KEY|CREDENTIALS?)$|ACCESS_KEY|SECRET|PASSW", re.IGNORECASE)
 
 
@@ -26,8 +27,13 @@ def is_secret_name(name: str) -> bool:
 
 
 def masked(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The mapping with secrets, known by their names, as ``***``."""
-    return {name: "***" if is_secret_name(name) else value for name, value in values.items()}
+    """The mapping with secrets, known by their names or as a URL's login, as ``***``.
+
+    >>> masked({"API_KEY": "x", "HTTPS_PROXY": "http://me:pass@proxy:3128"})
+    {'API_KEY': '***', 'HTTPS_PROXY': 'http://***@proxy:3128'}
+    """
+    plain = {name: _LOGIN.sub("//***@", value) if isinstance(value, str) else value for name, value in values.items()}
+    return {name: "***" if is_secret_name(name) else value for name, value in plain.items()}
 
 
 class Redactor(logging.Filter):

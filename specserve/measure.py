@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -24,6 +25,8 @@ from specserve.config.show import rows
 from specserve.engine import introspect
 from specserve.engine.client import EngineError, collect
 from specserve.errors import Interrupted
+from specserve.log import masked
+from specserve.sidecar.contact import LOOPBACK
 from specserve.sidecar.gpu import Means, open_telemetry
 
 WHOLE_PROMPTS = 4
@@ -99,7 +102,7 @@ class Bench:
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             machine=machine(),
             title=self.specs[-1].loaded.path.stem,
-            arms=[Arm(name=s.name, config=_config(s), url=s.url) for s in self.specs],
+            arms=[Arm(name=s.name, config=_config(s), **masked({"url": s.url})) for s in self.specs],
             blocks=[],
             complete=False,
         )
@@ -115,9 +118,8 @@ class Bench:
         server = self._server(load, self._spec(step.arm))
         workload = next(w for w in self.plan.workloads if w.name == step.workload)
         before, began = server.counters(), self.clock()
-        target = server.spec.loaded.settings.models.target_model
-        used = target.tensor_parallel_size * target.pipeline_parallel_size
-        with Means(open_telemetry(self.environ.get("CUDA_VISIBLE_DEVICES"), used)) as means:
+        used = gpus_of(server.spec, self.environ)
+        with Means(open_telemetry(*used) if used else None) as means:
             run = load.run(server.client.base_url, server.model, workload, concurrency=step.concurrency)
         after = server.counters()
         foreign = foreign_tokens(before, after, sum(s.output_tokens or 0 for s in run.samples))
@@ -216,6 +218,15 @@ class Bench:
             if found is not None:
                 out.append(found)
         return out
+
+
+def gpus_of(spec: ArmSpec, environ: Mapping[str, str]) -> tuple[str | None, int] | None:
+    """CUDA_VISIBLE_DEVICES of this arm's engine, and how many it uses; None for a server on another machine."""
+    if spec.url is not None and urlsplit(spec.url).hostname not in LOOPBACK:
+        return None
+    target, env = spec.loaded.settings.models.target_model, spec.loaded.settings.engine.env
+    visible = env.get("CUDA_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES"))
+    return visible, target.tensor_parallel_size * target.pipeline_parallel_size
 
 
 def _scorer(workload: Workload, server: Server) -> answers.Scorer:

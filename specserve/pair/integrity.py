@@ -103,7 +103,7 @@ def read_manifest(path: Path) -> Manifest:
         raise ConfigError("there is no such manifest; it must be made first", where=str(path), fix=fix) from None
     except (OSError, Corrupt) as e:
         raise ConfigError(f"the manifest cannot be used: {e}", where=str(path), fix=fix) from None
-    except (KeyError, TypeError, AttributeError):  # another shape of JSON
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError):  # another shape of JSON
         raise ConfigError(
             "the manifest cannot be used: it is not what `models lock` writes", where=str(path), fix=fix
         ) from None

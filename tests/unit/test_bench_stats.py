@@ -17,6 +17,7 @@ from specserve.bench.workload import Request, Workload
 from specserve.config.load import load
 from specserve.engine import metrics
 from specserve.errors import ConfigError
+from specserve.measure import gpus_of
 
 
 def simulate(
@@ -183,6 +184,19 @@ def test_arms_side_by_side_share_the_gpu(tmp_path: Path, share: float, devices: 
     refusal = pytest.raises(ConfigError, match=r"the arms want 1\.80 of the same GPU")
     with contextlib.nullcontext() if fits else refusal:
         require_side_by_side(specs, has_gpu=has_gpu)
+
+
+def test_gpu_figures_are_those_of_the_arm(tmp_path: Path) -> None:
+    """The arm's own CUDA_VISIBLE_DEVICES comes first; nothing is said of a server on another machine."""
+    path = tmp_path / "two.yaml"
+    path.write_text(
+        "models: {target_model: {path: /m, tensor_parallel_size: 2}}\nspeculative_decoding: {enabled: false}\n"
+        "engine: {env: {CUDA_VISIBLE_DEVICES: '2,3'}}\n"
+    )
+    own = load(path, environ={})
+    assert gpus_of(ArmSpec("a", own), {"CUDA_VISIBLE_DEVICES": "0,1"}) == ("2,3", 2)
+    assert gpus_of(ArmSpec("a", own, url="http://localhost:8000"), {}) == ("2,3", 2)
+    assert gpus_of(ArmSpec("a", own, url="http://gpu-server:8000"), {}) is None
 
 
 def test_tokens_for_somebody_else_are_noticed() -> None:

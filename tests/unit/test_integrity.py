@@ -102,6 +102,8 @@ def test_the_lock_beside_a_config_is_compared_without_hashing(model: ModelFacts,
         '{"models": {"target_model": {}}}',
         '{"models": {"target_model": {"files": {"../../etc/passwd": {"size": 1, "sha256": "x"}}}}}',
         '{"models": {"target_model": {"files": {"a": 1}}}}',
+        '{"models": {"target_model": {"files": {"a": {"size": "all", "sha256": "x"}}}}}',
+        '{"models": {"target_model": {"files": {"a": {"size": 1e999, "sha256": "x"}}}}}',
     ],
 )
 def test_unusable_manifest(tmp_path: Path, body: str) -> None:

@@ -383,6 +383,9 @@ def test_a_calibration_replaces_what_was_modelled(tmp_path: Path) -> None:
     assert measured.engine == "0.32.0"
     assert calibration.save(measured, config) == tmp_path / "pair.memory.json"
     assert calibration.load(config, key="other deployment") is None
+    odd = {"key": "k", "weights_bytes": "16", "overhead_bytes": 0}
+    calibration.path_for(tmp_path / "edited.yaml").write_text(json.dumps(odd))
+    assert calibration.load(tmp_path / "edited.yaml", key="k") is None
     again = plan(H100, calibration=calibration.load(config, key="k"))
     assert again.confidence == "measured"
     assert again.gpus[0].kv_cache_bytes == 50 * GIB
