@@ -158,6 +158,8 @@ BAD: dict[str, tuple[Values, str]] = {
         {"config": {"alerts": {"notify": [{"type": "slack", "url_file": "/run/slack"}]}}},
         "config has url_file: /run/slack, which no volume brings into the pod",
     ),
+    "rules-cut-off": ({"metrics": {"prometheusRule": {"rules": "groups: ["}}}, "prometheusRule.rules is no rule file"),
+    "rules-of-a-list": ({"metrics": {"prometheusRule": {"rules": "- a"}}}, "prometheusRule.rules is no rule file"),
     "suffix-key": (
         {"config": {"speculative_decoding": {"method": "ngram", "suffix_decoding_max_tree_depth": 4}}},
         "config.speculative_decoding.suffix_decoding_max_tree_depth is read by method suffix only",

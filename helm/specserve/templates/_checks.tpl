@@ -59,6 +59,11 @@
 {{- if and $v.leaderWorkerSet.enabled (or $v.autoscaling.keda.enabled $v.autoscaling.hpa.enabled) -}}
 {{- fail "autoscaling works on the Deployment; leaderWorkerSet has none, turn one of them off" -}}
 {{- end -}}
+{{- with $v.metrics.prometheusRule.rules -}}
+{{- if not (kindIs "slice" (get (fromYaml .) "groups")) -}}
+{{- fail "metrics.prometheusRule.rules is no rule file with a list of groups; write it with: specserve alerts rules CONFIG > rules.yaml" -}}
+{{- end -}}
+{{- end -}}
 {{- if and $v.metrics.serviceMonitor.enabled $v.metrics.podMonitor.enabled -}}
 {{- fail "metrics.serviceMonitor and metrics.podMonitor are both enabled; every sample would be counted twice, keep one" -}}
 {{- end -}}
