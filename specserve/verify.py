@@ -150,10 +150,7 @@ def structured(subject: Subject) -> Outcome:
 
 
 def _structured(subject: Subject) -> str:
-    """An answer under a JSON Schema obeys it: drafts that a grammar must reject have broken this before.
-
-    vllm-project/vllm#44006, #46118.
-    """
+    """An answer under a JSON Schema obeys it; drafts have broken this before (vllm-project/vllm#44006, #46118)."""
     shape = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
     question = [{"role": "user", "content": "Is water wet? Answer as JSON."}]
     try:
@@ -164,13 +161,16 @@ def _structured(subject: Subject) -> str:
         if refused.status == 400:
             raise _Skipped(f"the server takes no JSON Schema: {str(refused).splitlines()[0][:80]}") from None
         raise
+    text = answer.text.removeprefix(answer.thoughts)  # a grammar begins where the thoughts end
+    if not text and answer.thoughts and answer.finish_reason == "length":
+        raise _Skipped("the model was still thinking after 64 tokens")
     try:
-        value = json.loads(answer.text)
+        value = json.loads(text)
     except ValueError:
-        raise _Failed(f"asked for JSON, got {answer.text[:60]!r}") from None
+        raise _Failed(f"asked for JSON, got {text[:60]!r}") from None
     if not isinstance(value, dict) or value.keys() != {"answer"} or value["answer"] not in ("yes", "no"):
-        raise _Failed(f"the JSON does not obey its schema: {answer.text[:60]!r}")
-    return f"obeys its schema: {answer.text.strip()!r}"
+        raise _Failed(f"the JSON does not obey its schema: {text[:60]!r}")
+    return f"obeys its schema: {text.strip()!r}"
 
 
 def _streaming(subject: Subject) -> str:

@@ -71,6 +71,7 @@ class Switches:
     long_line: int = 0  # length of one line written while loading
     acceptance: str = "0.9,0.7,0.5,0.3,0.2"  # acceptance rate at each position
     corrupt: str = "off"  # off | sampled | streamed | always | loop
+    thoughts: int = 0  # tokens that a reasoning parser sets apart before a chat's answer
     ttft: float = 0.0  # time of a prefill
     step: float = 0.0  # time of one decode step
     per_sequence: float = 0.0  # further time of a step for each running sequence beyond the first
@@ -440,7 +441,13 @@ class Handler(BaseHTTPRequestHandler):
                 text, reason = stopped("".join(tokens), body.get("stop"))
                 if "response_format" in body and self.engine.switches.corrupt == "off":
                     text, reason = ' {"answer": "yes"}', "stop"  # what a grammar would have forced
-                content = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+                content: dict[str, Any] = {"text": text}
+                if chat:
+                    content = {"message": {"role": "assistant", "content": text}}
+                    if thoughts := self.engine.switches.thoughts:
+                        content["message"]["reasoning"] = "Well, " * min(thoughts, body.get("max_tokens", thoughts))
+                        if thoughts > body.get("max_tokens", thoughts):
+                            content["message"]["content"], reason = None, "length"
                 choice = {"index": 0, "finish_reason": reason, "logprobs": None, **content}
                 self.send_json(
                     self.envelope(chat, choices=[choice], usage=usage(n_prompt, len(tokens)), streamed=False)

@@ -32,6 +32,8 @@ class Completion:
     prompt_token_ids: tuple[int, ...] | None = None
     prompt_logprobs: tuple[Mapping[str, Mapping[str, Any]] | None, ...] | None = None
     """Per prompt token what ``prompt_logprobs`` asked for: token id -> logprob, rank. The first is None."""
+    thoughts: str = ""
+    """How ``text`` begins where a reasoning parser told thoughts and answer apart."""
 
 
 @dataclass(frozen=True)
@@ -222,12 +224,16 @@ def _completion(answer: Mapping[str, Any], choice: Mapping[str, Any], latency: f
         token_ids=None if ids is None else tuple(ids),
         prompt_token_ids=None if prompt_ids is None else tuple(prompt_ids),
         prompt_logprobs=None if logprobs is None else tuple(logprobs),
+        thoughts=_text(choice, _THOUGHTS) if "message" in choice else "",
     )
 
 
-def _text(choice: Mapping[str, Any]) -> str:
+_THOUGHTS = ("reasoning", "reasoning_content")
+
+
+def _text(choice: Mapping[str, Any], keys: tuple[str, ...] = (*_THOUGHTS, "content")) -> str:
     """The text of a choice, whatever the endpoint; a reasoning model's thoughts count as text."""
     part = choice.get("delta") or choice.get("message")
     if part is None:
         return str(choice.get("text") or "")
-    return "".join(str(part.get(key) or "") for key in ("reasoning", "reasoning_content", "content"))
+    return "".join(str(part.get(key) or "") for key in keys)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
 from programs import Program
 
 Stub = Callable[..., Program]
@@ -42,6 +43,19 @@ def test_a_server_in_order_passes(stub: Stub, tmp_path: Path) -> None:
     assert checks["api-key"] == ("SKIP", "no API key is set")
     suite = ElementTree.parse(tmp_path / "junit.xml").getroot()
     assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("11", "0", "1")
+
+
+@pytest.mark.parametrize(
+    ("thoughts", "found"),
+    [
+        (20, ("PASS", """obeys its schema: '{"answer": "yes"}'""")),
+        (500, ("SKIP", "the model was still thinking after 64 tokens")),
+    ],
+)
+def test_thoughts_are_no_answer(stub: Stub, thoughts: int, found: tuple[str, str]) -> None:
+    """What a reasoning parser sets apart is not held against a schema, nor a model that is still thinking."""
+    _, checks = verify("--url", stub("--stub-thoughts", thoughts).url)
+    assert checks["structured"] == found
 
 
 def test_nonsense_fails(stub: Stub) -> None:
