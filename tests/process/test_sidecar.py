@@ -41,7 +41,7 @@ class Sidecar(Program):
     """A running sidecar."""
 
     def get(self, path: str, **headers: str) -> requests.Response:
-        return requests.get(self.url + path, headers=headers, timeout=5)
+        return requests.get(self.url + path, headers=headers, timeout=20)
 
     def status(self) -> dict[str, Any]:
         return self.get("/status").json()
@@ -53,7 +53,7 @@ class Sidecar(Program):
         """Status codes of /startupz, /livez and /readyz."""
         return tuple(self.get(path).status_code for path in ("/startupz", "/livez", "/readyz"))  # type: ignore[return-value]
 
-    def becomes(self, condition: str, seconds: float = 15.0) -> None:
+    def becomes(self, condition: str, seconds: float = 40.0) -> None:
         wait_until(lambda: self.condition() == condition, seconds, f"condition {condition}: {self.output}")
 
     def number(self, name: str) -> float | None:
@@ -351,7 +351,7 @@ def test_clients_that_say_nothing_block_nobody(stub, sidecar) -> None:
 
 def run(*argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "specserve", *argv], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-m", "specserve", *argv], capture_output=True, text=True, timeout=60, check=False
     )
 
 
@@ -433,13 +433,14 @@ def test_a_launch_that_refuses_corrupt_text_says_so_to_receivers(launch, tmp_pat
 def test_beside_a_launched_engine(launch, tmp_path) -> None:
     """Launch starts it: ready with the supervisor's consent, and while draining alive, not ready, still there."""
     port, settings = beside(tmp_path)
-    engine = launch("--stub-step", 0.02, *settings)
+    engine = launch(*settings, "--set", "engine.drain_timeout_seconds=30")
     watcher = Sidecar(engine.process, engine.path, port)
     wait_until(lambda: "Ready\n" in engine.output and watcher.probes() == (200, 200, 200))
     found = watcher.status()
     assert (found["state"], found["condition"]) == ("running", "idle")
     assert found["command"]
-    body = {"model": "tiny", "prompt": "a", "max_tokens": 400}
+    engine.control(step=0.5, acceptance="0")  # ten seconds, until draining has been seen
+    body = {"model": "tiny", "prompt": "a", "max_tokens": 20}
     answers: list[int] = []
     request = threading.Thread(
         target=lambda: answers.append(requests.post(f"{engine.url}/v1/completions", json=body, timeout=30).status_code)
@@ -449,6 +450,7 @@ def test_beside_a_launched_engine(launch, tmp_path) -> None:
     engine.signal(signal.SIGTERM)
     watcher.becomes("draining")
     assert watcher.probes()[1:] == (200, 503)
+    engine.control(step=0.01)
     request.join()
     assert answers == [200]
     assert engine.ends() == 0

@@ -305,7 +305,7 @@ def test_readiness_of_the_sidecar_follows_without_waiting_for_its_interval(launc
     program = launch(*(part for setting in watched for part in ("--set", setting)))
 
     def ready() -> int:
-        return requests.get(f"http://127.0.0.1:{port}/readyz", timeout=5).status_code
+        return requests.get(f"http://127.0.0.1:{port}/readyz", timeout=20).status_code
 
     program.says("engine log")
     wait_until(lambda: ready() == 200)
