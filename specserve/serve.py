@@ -215,10 +215,14 @@ class _Run:
             return
         name = calibration.key(launch.settings, launch.engine_version, planned["gpu_name"])
         measured = calibration.measure(planned, self._said, key=name, engine=launch.engine_version)
-        kept = None if measured is None else calibration.save(measured, launch.calibrate)
-        self._report.note(
-            f"memory figures kept in {kept}" if kept else "the engine did not say enough to calibrate the memory plan"
-        )
+        if measured is None:
+            self._report.note("the engine did not say enough to calibrate the memory plan")
+            return
+        try:
+            self._report.note(f"memory figures kept in {calibration.save(measured, launch.calibrate)}")
+        except OSError as error:  # the server is up, and stays so
+            path = calibration.path_for(launch.calibrate)
+            self._report.note(f"Warning: {path}: cannot be written ({error.strerror})")
 
     def _serving(self) -> Serving:
         settings, said = self._launch.settings, self._said

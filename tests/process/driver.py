@@ -17,28 +17,38 @@ from specserve.commands.options import config_command
 from specserve.engine.args import EngineCommand, build
 from specserve.engine.introspect import Installed
 from specserve.launching import Launch
+from specserve.preflight import PreflightReport
 from specserve.supervise import leftovers
 
 STUB = Path(__file__).parents[1] / "stub_engine.py"
+GPU = {"target_weights_bytes": 1, "draft_weights_bytes": 0, "kv_cache_bytes": 1, "kv_cache_tokens": 43_680}
+PLAN = {"backend": "cpu", "gpu_name": None, "gpus": [GPU], "max_concurrency": {"requests": None}}
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @config_command
 @click.option("--reap", is_flag=True)
 @click.option("--drain-margin", type=float, help="In place of the ten seconds that a real engine may need.")
+@click.option("--calibrate", type=click.Path(path_type=Path), help="With a plan of the stub's memory.")
 @click.argument("stub", nargs=-1, type=click.UNPROCESSED)
-def drive(loaded, reap, drain_margin, stub):
+def drive(loaded, reap, drain_margin, calibrate, stub):
     """Launch the stub."""
     if drain_margin is not None:
         serve.DRAIN_MARGIN_SECONDS = drain_margin
     argv = build(loaded.settings, installed=Installed("vllm", "0.32.0")).argv
     folder = leftovers.runtime_folder(os.environ)
     command = EngineCommand((sys.executable, str(STUB), *argv[4:], *stub))
-    run(
-        loaded,
-        lambda _progress: Launch(loaded.settings, command, dict(os.environ), folder, folder / "engine.log"),
-        reap=reap,
+    report = PreflightReport((), vram=PLAN) if calibrate else None
+    launch = Launch(
+        loaded.settings,
+        command,
+        dict(os.environ),
+        folder,
+        folder / "engine.log",
+        report=report,
+        calibrate=calibrate,
     )
+    run(loaded, lambda _progress: launch, reap=reap)
 
 
 if __name__ == "__main__":

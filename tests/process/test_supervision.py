@@ -297,6 +297,16 @@ def test_tls_and_an_api_key_do_not_stand_in_the_way_of_readiness(launch, tmp_pat
     assert program.ends() == 0
 
 
+def test_memory_figures_that_cannot_be_kept_end_no_server(launch, tmp_path):
+    """A config in a read-only place, as in a container: it is said, and the server serves on."""
+    (tmp_path / "file").touch()
+    program = launch("--calibrate", tmp_path / "file" / "config.yaml")
+    program.says("config.memory.json: cannot be written (Not a directory)")
+    assert requests.post(f"{program.url}/v1/completions", json={"max_tokens": 1}, timeout=20).ok
+    program.signal(signal.SIGTERM)
+    assert program.ends() == 0
+
+
 def test_readiness_of_the_sidecar_follows_without_waiting_for_its_interval(launch):
     """It reads every ten minutes, yet is ready as soon as launch is, and not ready as soon as it drains."""
     port = unused_port()
