@@ -125,11 +125,11 @@ def test_a_trace_is_replayed_at_its_times(stub: Start, tmp_path: Path) -> None:
         seen = [r for r in requests.get(url + "/__seen", timeout=5).json()["seen"] if r["prompt"] in PROMPTS]
         replay = seen[-18:-8]  # the last block; after it, four were asked again, in one piece and streamed
         assert [r["max_tokens"] for r in replay] == lengths
-        assert all(r["at"] - replay[0]["at"] > 0.3 * i - 0.05 for i, r in enumerate(replay))
+        assert all(r["at"] - replay[0]["at"] > 0.3 * i - 0.25 for i, r in enumerate(replay))  # the first may be late
     blocks = read(tmp_path / "out" / "result.json").blocks
     assert [[s.ok for s in b.samples].index(False) for b in blocks] == [5] * 4
     assert all(s.output_tokens == n for b in blocks for s, n in zip(b.samples, lengths, strict=True) if s.ok)
-    assert all(s.late_seconds is not None and s.late_seconds > -0.05 for b in blocks for s in b.samples)
+    assert all(s.late_seconds is not None and s.late_seconds > -0.25 for b in blocks for s in b.samples)
 
 
 def test_an_interrupted_bench_is_continued(stub: Start, tmp_path: Path) -> None:

@@ -50,3 +50,5 @@ def test_an_unknown_name_alone_says_nothing() -> None:
     """No capacity is invented for a board that is not listed."""
     assert cuda_bytes("Board of Tomorrow", None) is None
     assert lookup(None) is None
+    for part in ("NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA A100-SXM4-80GB MIG 1g.10gb"):
+        assert lookup(part) is None
