@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.chart.matrix import CASES
-from tests.chart.rendering import CHART, ROOT, Values, refusal, run_helm
+from tests.chart.rendering import CHART, ROOT, Values, complete, refusal, run_helm
 
 CONFIGS = sorted((ROOT / "tests" / "data" / "configs" / "bad").glob("*.yaml"))
 NOT_SEEN = {
@@ -33,6 +33,14 @@ def test_bad_configs_never_reach_a_pod(path: Path, tmp_path: Path) -> None:
     else:
         assert out.returncode != 0
         assert re.search(r"config|yaml|YAML", out.stderr), out.stderr
+
+
+def test_a_file_below_a_variable_is_left_to_the_pod() -> None:
+    """What ``${KEYS}`` is, the pod knows; docs/config.md allows it in every value."""
+    out = run_helm(
+        "template", "chat", str(CHART), values=complete({"config": {"server": {"api_key_file": "${KEYS}/k"}}})
+    )
+    assert out.returncode == 0, out.stderr
 
 
 def test_the_guides_own_config_is_taken_as_it_is() -> None:

@@ -15,7 +15,7 @@
 {{- range regexFindAll "\"(api_key|hub_token|cert|key|secret|url|bearer_token)_file\":\"[^\"]+\"" (toJson $c) -1 -}}
 {{- $key := trimPrefix "\"" (first (splitList "\":\"" .)) -}}
 {{- $file := trimSuffix "\"" (last (splitList "\":\"" .)) -}}
-{{- $found := false -}}
+{{- $found := hasPrefix "${" $file -}}
 {{- range $mounts }}{{ if hasPrefix . $file }}{{ $found = true }}{{ end }}{{ end -}}
 {{- if not $found -}}
 {{- fail (printf "config has %s: %s, which no volume brings into the pod; use auth, hub or tls.existingSecret, or mount it with extraVolumes and extraVolumeMounts" $key $file) -}}
