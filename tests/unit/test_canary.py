@@ -1,11 +1,15 @@
-"""The canary against a small HTTP engine whose model is a formula, so that every verdict can be provoked exactly."""
+"""The canary, and the comparison while serving, against a small HTTP engine whose model is a formula: every verdict exactly."""
 
 from __future__ import annotations
 
 import json
+import math
 import random
+import socket
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -14,6 +18,8 @@ from specserve.config.schema import Settings
 from specserve.engine import canary, corruption
 from specserve.engine.client import EngineClient, EngineUnreachable
 from specserve.engine.corruption import Judged
+from specserve.sidecar.canaries import Canaries, output_mismatch
+from specserve.watch import Watch
 
 WORDS = 97
 
@@ -298,6 +304,47 @@ def test_engine_that_is_gone_is_an_error():
     """Nobody answers: that is no verdict."""
     with pytest.raises(EngineUnreachable):
         canary.run(EngineClient("http://127.0.0.1:9", model="m"), settings())
+
+
+def test_a_request_that_fails_proves_nothing_about_text(engine):
+    """An engine that dies answers 500, twice if asked twice: that is no wrong text, and no alert says so."""
+    engine.fails = True
+    found = check(engine)
+    assert (found.verdict, output_mismatch({"canary": asdict(found)})) == ("corrupt", None)
+    client = EngineClient(f"http://127.0.0.1:{engine.server_address[1]}", model="m")
+    canaries = Canaries(
+        client,
+        settings(sidecar={"comparison_interval_seconds": 1}),
+        alone=True,
+        clock=time.monotonic,
+        late=lambda: None,
+    )
+    canaries.compare(math.inf)
+    for thread in threading.enumerate():
+        if thread.name == "sidecar-comparison":
+            thread.join()
+    assert canaries.facts() == {}
+
+
+def test_readiness_comes_back_when_the_next_comparison_is_right(engine, tmp_path):
+    """Wrong text keeps readiness away, and comparing goes on, or nothing but a restart could give it back."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    times = dict.fromkeys(("scrape_interval_seconds", "comparison_interval_seconds"), 0.05)
+    config = settings(sidecar={"port": port, **times}, server={"served_model_name": "m"})
+    url = f"http://127.0.0.1:{engine.server_address[1]}"
+    watch = Watch(config, engine_url=url, state_dir=tmp_path).start()
+    try:
+        for garbage, mismatch in ((set(), 0), ({"sampled"}, 1), (set(), 0)):
+            engine.garbage = garbage
+            end = time.monotonic() + 60
+            while watch.readings().get("specserve_output_mismatch") != mismatch or watch.probe("ready")["ok"] is bool(
+                mismatch
+            ):
+                assert time.monotonic() < end, watch.status()["comparison"]
+                time.sleep(0.02)
+    finally:
+        watch.stop()
 
 
 def test_disagreement_is_exact():
