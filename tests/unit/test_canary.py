@@ -1,4 +1,4 @@
-"""The canary, and the comparison while serving, against a small HTTP engine whose model is a formula: every verdict exactly."""
+"""The canary, and the comparison while serving, against a small HTTP engine whose model is a formula."""
 
 from __future__ import annotations
 
