@@ -49,8 +49,13 @@ class ArmSpec:
         return EngineClient(
             self.url or settings.base_url,
             key.get_secret_value() if key else None,
-            verify=self.url is not None or settings.server.tls.cert_file is None,
+            verify=self.verifies,
         )
+
+    @property
+    def verifies(self) -> bool:
+        """Whether the certificate of its server is checked; that of a server which we launch is our own."""
+        return self.url is not None or self.loaded.settings.server.tls.cert_file is None
 
 
 def require_side_by_side(specs: Sequence[ArmSpec], *, has_gpu: bool) -> None:

@@ -17,7 +17,7 @@ import psutil
 from specserve import __version__, gpu, verify
 from specserve.arm import ArmSpec, Server, ask, foreign_tokens, prefix_hits, score, search, speculation
 from specserve.bench import answers, result
-from specserve.bench.load import LoadClient
+from specserve.bench.load import LoadClient, Measured
 from specserve.bench.plan import Plan, Step
 from specserve.bench.result import Arm, Block, Check, Result
 from specserve.bench.workload import Workload
@@ -120,7 +120,7 @@ class Bench:
         before, began = server.counters(), self.clock()
         used = gpus_of(server.spec, self.environ)
         with Means(open_telemetry(*used) if used else None) as means:
-            run = load.run(server.client.base_url, server.model, workload, concurrency=step.concurrency)
+            run = _send(load, server, workload, step.concurrency)
         after = server.counters()
         foreign = foreign_tokens(before, after, sum(s.output_tokens or 0 for s in run.samples))
         block = Block(
@@ -152,7 +152,7 @@ class Bench:
         warm = self.plan.workloads[0]
         warm = warm.model_copy(update={"requests": warm.requests[: self.plan.warmups]})
         if warm.requests:
-            load.run(server.client.base_url, server.model, warm, concurrency=len(warm.requests))
+            _send(load, server, warm, len(warm.requests))
         return server
 
     def _note_start(self, server: Server) -> None:
@@ -218,6 +218,11 @@ class Bench:
             if found is not None:
                 out.append(found)
         return out
+
+
+def _send(load: LoadClient, server: Server, workload: Workload, concurrency: int) -> Measured:
+    url, verify = server.client.base_url, server.spec.verifies
+    return load.run(url, server.model, workload, concurrency=concurrency, verify=verify)
 
 
 def gpus_of(spec: ArmSpec, environ: Mapping[str, str]) -> tuple[str | None, int] | None:

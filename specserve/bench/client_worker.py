@@ -59,6 +59,7 @@ async def _run(job: dict[str, Any]) -> dict[str, Any]:
         extra_body=job["sampling"],
         ready_check_timeout_sec=0,
         self_timed=job["timed"],
+        ssl_context=None if job["verify"] else False,
     )
     return {
         key: result[key]

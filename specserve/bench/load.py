@@ -68,6 +68,7 @@ class LoadClient:
         workload: Workload,
         *,
         concurrency: int,
+        verify: bool = True,
         timeout_seconds: float = 3600,
     ) -> Measured:
         """Send the workload and return a sample for every request, in its order.
@@ -84,6 +85,7 @@ class LoadClient:
                 "concurrency": concurrency,
                 "timed": workload.is_timed,
                 "headers": self._headers,
+                "verify": verify,
                 "sampling": {"temperature": workload.temperature, "top_p": workload.top_p},
                 "requests": [r.model_dump(exclude_none=True) for r in workload.requests],
             }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import jsonschema  # comes with vLLM
 import pytest
 import requests
 
+from specserve.bench import workload
+from specserve.bench.load import LoadClient
 from specserve.bench.result import Result, read
 
 pytestmark = pytest.mark.engine
@@ -34,13 +37,13 @@ def stub() -> Iterator[Start]:
     """Start a stub engine with flags; answers its URL."""
     running: list[subprocess.Popen[bytes]] = []
 
-    def start(*flags: str) -> str:
+    def start(*flags: str, ca: Path | None = None) -> str:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
         argv = [sys.executable, str(STUB), "--port", str(port), "--served-model-name", "stub", *flags]
         running.append(subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
-        url = f"http://127.0.0.1:{port}"
-        wait_for(url)
+        url = f"{'https' if ca else 'http'}://127.0.0.1:{port}"
+        wait_for(url, ca)
         return url
 
     yield start
@@ -49,10 +52,10 @@ def stub() -> Iterator[Start]:
         process.wait()
 
 
-def wait_for(url: str) -> None:
+def wait_for(url: str, ca: Path | None = None) -> None:
     for _ in range(200):
         try:
-            if requests.get(url + "/health", timeout=1).ok:
+            if requests.get(url + "/health", timeout=1, verify=str(ca) if ca else True).ok:
                 return
         except requests.ConnectionError:
             pass
@@ -130,6 +133,20 @@ def test_a_trace_is_replayed_at_its_times(stub: Start, tmp_path: Path) -> None:
     assert [[s.ok for s in b.samples].index(False) for b in blocks] == [5] * 4
     assert all(s.output_tokens == n for b in blocks for s, n in zip(b.samples, lengths, strict=True) if s.ok)
     assert all(s.late_seconds is not None and s.late_seconds > -0.25 for b in blocks for s in b.samples)
+
+
+def test_a_certificate_of_our_own_is_not_checked(stub: Start, tmp_path: Path) -> None:
+    """A launched server may have a self-signed certificate; elsewhere such a one is refused."""
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    argv = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-subj", "/CN=own", "-days", "1", "-nodes"]
+    argv += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
+    subprocess.run(argv, check=True, capture_output=True)
+    url = stub("--ssl-certfile", str(cert), "--ssl-keyfile", str(key), ca=cert)
+    short = workload.limit(workload.pick(workload.builtin("chat"), 2, seed=0), 4)
+    with LoadClient(os.environ) as load:
+        for verify in (True, False):
+            samples = load.run(url, "stub", short, concurrency=2, verify=verify).samples
+            assert [s.ok for s in samples] == [not verify] * 2
 
 
 def test_an_interrupted_bench_is_continued(stub: Start, tmp_path: Path) -> None:
