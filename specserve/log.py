@@ -27,13 +27,18 @@ def is_secret_name(name: str) -> bool:
 
 
 def masked(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The mapping with secrets, known by their names or as a URL's login, as ``***``.
+    """The mapping with secrets, known by their names or as a URL's login, as ``***``, at any depth.
 
-    >>> masked({"API_KEY": "x", "HTTPS_PROXY": "http://me:pass@proxy:3128"})
-    {'API_KEY': '***', 'HTTPS_PROXY': 'http://***@proxy:3128'}
+    >>> masked({"API_KEY": "x", "HTTPS_PROXY": "http://me:pass@proxy:3128", "store": {"token": "x", "size": 1}})
+    {'API_KEY': '***', 'HTTPS_PROXY': 'http://***@proxy:3128', 'store': {'token': '***', 'size': 1}}
     """
-    plain = {name: _LOGIN.sub("//***@", value) if isinstance(value, str) else value for name, value in values.items()}
-    return {name: "***" if is_secret_name(name) else value for name, value in plain.items()}
+    return {name: "***" if is_secret_name(name) else _masked(value) for name, value in values.items()}
+
+
+def _masked(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return masked(value)
+    return _LOGIN.sub("//***@", value) if isinstance(value, str) else value
 
 
 class Redactor(logging.Filter):

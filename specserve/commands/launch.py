@@ -83,14 +83,13 @@ def show(planned: Launch, output: str) -> None:
     """The command on stdout, for a shell or as JSON, which is a YAML list too; notes on stderr."""
     import json
 
-    from specserve.engine.args import shell_line
-    from specserve.log import masked
+    from specserve.engine.args import redacted, shell_line
 
     for note in planned.notes:
         click.echo(note, err=True)
-    command = planned.command
-    body = {"env": masked(command.env), "argv": command.argv}
-    click.echo(json.dumps(body, indent=1, ensure_ascii=False) if output == "json" else shell_line(command))
+    shown = redacted(planned.command)
+    body = {"env": shown.env, "argv": shown.argv}
+    click.echo(json.dumps(body, indent=1, ensure_ascii=False) if output == "json" else shell_line(shown))
 
 
 def run(

@@ -302,11 +302,31 @@ def _doubled_keys(settings: Settings) -> Iterator[Problem]:
             )
 
 
+def redacted(command: EngineCommand) -> EngineCommand:
+    """The command for the eye, secrets as ``***``."""
+    return EngineCommand(tuple(map(_shown, command.argv)), masked(command.env))
+
+
 def shell_line(command: EngineCommand) -> str:
-    """The command as it can be pasted into a POSIX shell, environment first, secrets as ``***``.
+    """The command as it can be pasted into a POSIX shell, environment first, redacted.
 
     >>> shell_line(EngineCommand(("vllm", "serve", "a b$"), {"VLLM_API_KEY": "k", "X": "1"}))
     "VLLM_API_KEY='***' X=1 vllm serve 'a b$'"
     """
-    env = [f"{name}={shlex.quote(value)}" for name, value in masked(command.env).items()]
-    return " ".join([*env, shlex.join(command.argv)])
+    shown = redacted(command)
+    return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in shown.env.items()), shlex.join(shown.argv)])
+
+
+def _shown(argument: str) -> str:
+    """A JSON argument without the secrets in it; any other as it is.
+
+    >>> _shown('{"url": "s3://b", "secret_key": "x"}')
+    '{"url": "s3://b", "secret_key": "***"}'
+    """
+    if not argument.startswith("{"):
+        return argument
+    try:
+        value = json.loads(argument)
+    except ValueError:
+        return argument
+    return argument if (clean := masked(value)) == value else json.dumps(clean, ensure_ascii=False)

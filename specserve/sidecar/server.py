@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -118,8 +119,9 @@ class Server(ThreadingHTTPServer):
             self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away, or our own mistake in a page: said in the log, nothing else stops."""
-        LOG.debug("a request was not answered", exc_info=True)
+        """A client that went away is no news; our own mistake in a page is. Nothing else stops."""
+        level = logging.DEBUG if isinstance(sys.exc_info()[1], OSError) else logging.ERROR
+        LOG.log(level, "a request was not answered", exc_info=True)
 
 
 class _Handler(BaseHTTPRequestHandler):
