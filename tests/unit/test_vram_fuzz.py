@@ -66,7 +66,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
             if draw(st.booleans()):
                 del place[key]
             else:
-                place[key] = draw(ODD)
+                place[key] = copy.deepcopy(draw(ODD))  # what is drawn may be shared, and changed in the next round
     return config
 
 
