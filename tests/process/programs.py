@@ -29,7 +29,7 @@ def wait_until(condition: Callable[[], object], seconds: float = 40.0, what: str
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"did not happen within {seconds} s: {what or condition}"
-        time.sleep(0.01)
+        time.sleep(0.05)
 
 
 def unused_port() -> int:
