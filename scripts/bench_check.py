@@ -82,7 +82,7 @@ ours, theirs = tokenizer_files.load(target), tokenizer_files.load(draft)
 loaded = time.process_time() - start
 comparison = vocabulary.compare(ours, theirs)
 total = time.process_time() - start
-said = f"{comparison.relation}, sample compared: {comparison.sample_compared}"
+said = comparison.relation + (f", sample not compared: {comparison.not_encoded}" if comparison.not_encoded else "")
 print(f"{total:.2f} s of processor (reading {loaded:.2f} s): {said}")
 """
 
