@@ -8,6 +8,7 @@ import socket
 import subprocess
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -36,6 +37,15 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = 60) ->
     while not condition():
         assert time.monotonic() < deadline, f"{what}: did not happen within {seconds:g} s"
         time.sleep(0.1)
+
+
+def answers(url: str) -> bool:
+    """Whether a GET brings a 2xx."""
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except OSError:
+        return False
 
 
 @contextmanager
@@ -109,7 +119,10 @@ class Stack:
 
 @contextmanager
 def stack(folder: Path, *, scrape_port: int, rules: str, alertmanager_port: int, hook: Webhook) -> Iterator[Stack]:
-    """Prometheus scrapes the sidecar twice a second with these rules, and Alertmanager calls /alertmanager."""
+    """Prometheus scrapes the sidecar every second with these rules, and Alertmanager calls /alertmanager.
+
+    Returns once both answer: a disk that is slow to make Prometheus' folder is not an alert that is late.
+    """
     (prometheus_port,) = free_ports(1)
     route = {"receiver": "hook", "group_by": ["..."], "group_wait": "0s", "group_interval": "1s"}
     receiver = {"name": "hook", "webhook_configs": [{"url": hook.url + "/alertmanager", "send_resolved": True}]}
@@ -118,7 +131,7 @@ def stack(folder: Path, *, scrape_port: int, rules: str, alertmanager_port: int,
     manager = {"static_configs": [{"targets": [f"127.0.0.1:{alertmanager_port}"]}]}
     target = {"static_configs": [{"targets": [f"127.0.0.1:{scrape_port}"]}]}
     configuration = {
-        "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"},
+        "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "500ms"},
         "rule_files": ["rules.yaml"],
         "alerting": {"alertmanagers": [manager]},
         "scrape_configs": [{"job_name": "specserve", **target}],
@@ -139,4 +152,7 @@ def stack(folder: Path, *, scrape_port: int, rules: str, alertmanager_port: int,
         "--rules.alert.resend-delay=1s",
     ]
     with process(alertmanager, folder / "alertmanager.log"), process(prometheus, folder / "prometheus.log"):
-        yield Stack(f"http://127.0.0.1:{alertmanager_port}", f"http://127.0.0.1:{prometheus_port}", hook)
+        made = Stack(f"http://127.0.0.1:{alertmanager_port}", f"http://127.0.0.1:{prometheus_port}", hook)
+        for url in (made.alertmanager_url, made.prometheus_url):
+            wait_for(lambda url=url: answers(f"{url}/-/ready"), f"{url} is ready", 120)
+        yield made
