@@ -19,6 +19,11 @@ BODY_EXCERPT = 500
 """Characters of a refusal's body that are kept."""
 
 
+IDLE_SECONDS = 2.0
+"""A connection that rested longer is not used again. vLLM closes one after 5 s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE), which is
+the sidecar's interval as well: a request that meets the closing is lost, and would look like an engine that is."""
+
+
 class EngineError(SpecserveError):
     """Raised when a call to the engine brought no usable answer."""
 
@@ -120,10 +125,11 @@ class Transport:
         """The body as it arrives. The deadline holds for the whole answer, not only between two packets."""
         url = self.base_url + path
         seconds = self._timeout if timeout is None else timeout
-        deadline = self.clock() + seconds
+        now = self.clock()
+        deadline = now + seconds
         headers = self._headers | {"X-Request-Id": f"specserve-{uuid.uuid4().hex[:16]}"}
         try:
-            with self._session().request(
+            with self._session(now).request(
                 method, url, json=body, headers=headers, timeout=seconds, verify=self._verify, stream=True
             ) as response:
                 if response.status_code >= 400:
@@ -138,13 +144,17 @@ class Transport:
             raise EngineUnreachable(f"no answer within {seconds:g} s", where=url) from error
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
             raise EngineUnreachable(_reason(error), where=url) from error
+        finally:
+            self._local.used_at = self.clock()
 
-    def _session(self) -> requests.Session:
-        """This thread's connection. Proxies of the environment are not for an engine beside us."""
+    def _session(self, now: float) -> requests.Session:
+        """This thread's connection, a new one after a rest. Proxies of the environment are not for an engine here."""
         session = getattr(self._local, "session", None)
         if not isinstance(session, requests.Session):
             session = self._local.session = requests.Session()
             session.trust_env = False
+        elif now - self._local.used_at > IDLE_SECONDS:
+            session.close()
         return session
 
 

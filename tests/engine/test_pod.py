@@ -19,7 +19,7 @@ import pytest
 import requests
 import yaml
 
-from tests.alert_stack import WHY_NOT, free_ports, process, wait_for
+from tests.alert_stack import WHY_NOT, answers, free_ports, process, wait_for
 from tests.chart.kubelet import Pod
 from tests.chart.rendering import Rendered, fetch_tools, template
 
@@ -131,12 +131,10 @@ def test_metrics_reach_prometheus(running: Running) -> None:
 
     def ask(query: str) -> list[Any]:
         url = f"http://127.0.0.1:{listen}/api/v1/query"
-        try:
-            return requests.get(url, params={"query": query}, timeout=10).json()["data"]["result"]
-        except requests.ConnectionError:
-            return []
+        return requests.get(url, params={"query": query}, timeout=10).json()["data"]["result"]
 
     with process(argv, running.folder / "prometheus.log"):
+        wait_for(lambda: answers(f"http://127.0.0.1:{listen}/-/ready"), "Prometheus")
         wait_for(lambda: ask("specserve_ready == 1"), "a sample of the pod", 30)
         running.together(4, 100)()
         wait_for(lambda: running.complete() == 200 and ask("rate(specserve_drafts_total[10s]) > 0"), "drafts", 60)

@@ -105,7 +105,10 @@ def test_a_recording_of_the_real_engine_replays(engine_server, tmp_path):
 
 
 def test_a_saturated_engine_is_never_called_stalled(engine_server):
-    """A minute of more clients than slots: alive and ready at every look, conditions only of work."""
+    """A minute of more clients than slots: alive and ready at every look, never worse than suspect.
+
+    The tiny pair finishes a whole batch at once: a read may fall between two batches and find nothing to do.
+    """
     seen: set[tuple[int, ...]] = set()
     conditions: set[str] = set()
     with traffic(engine_server.base_url, "tiny", clients=96, tokens=120, **CLIENT):
@@ -116,7 +119,8 @@ def test_a_saturated_engine_is_never_called_stalled(engine_server):
             conditions.add(status(engine_server.sidecar_url)["condition"])
             time.sleep(0.5)
     assert seen == {(200, 200, 200)}
-    assert conditions <= {"progressing", "suspect"}
+    assert "progressing" in conditions
+    assert conditions <= {"progressing", "suspect", "idle"}
 
 
 def test_a_stopped_engine_core_is_stalled_and_recovers(engine_server):

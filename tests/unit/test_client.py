@@ -118,6 +118,24 @@ def test_health_and_models(server, client):
     assert client.models() == ("llm", "lora")
 
 
+def test_a_connection_that_rested_is_not_used_again(server):
+    """The engine closes an idle connection when it likes; a request that meets the closing would be lost."""
+    ports: list[int] = []
+
+    def reply(handler: BaseHTTPRequestHandler, got: bytes) -> None:
+        ports.append(handler.client_address[1])
+        body("up 1")(handler, got)
+
+    server.replies["/metrics"] = reply
+    now = 0.0
+    client = EngineClient(server.url, clock=lambda: now)
+    for pause in (0.0, 1.9, 2.1, 1.9):
+        now += pause
+        assert client.metrics_text() == "up 1"
+    first, second, third, fourth = ports
+    assert first == second != third == fourth
+
+
 def test_completion_says_what_came(server, client):
     """The request carries key, request id, model and sampling; the answer is read whole."""
     choice = {"text": "a b", "finish_reason": "length", "token_ids": [5, 6], "prompt_token_ids": [1, 2]}
