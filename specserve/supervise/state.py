@@ -148,10 +148,10 @@ def advance(m: Machine, event: Event, now: float, limits: Limits) -> Transition:
             running = replace(m, state=State.RUNNING, since=now, deadline=None, was_ready=True, cause=None)
             return Transition(running, reason="a completion made progress")
         case ((State.STARTING | State.RUNNING), Failed(cause=cause, retry=retry, fix=fix)):
-            failed = replace(m, cause=cause, retry=retry, fix=fix)
+            failed = replace(_forgiven(m, now), cause=cause, retry=retry, fix=fix)
             return _stopping(failed, now + limits.grace_seconds, now, f"stopped because {cause}")
         case ((State.STARTING | State.RUNNING), Exited(cause=cause)):
-            return _lost(replace(m, cause=cause), now, limits)
+            return _lost(replace(_forgiven(m, now), cause=cause), now, limits)
         case State.STARTING, Tick() if _due(m, now):
             cause = f"not ready within {limits.start_timeout_seconds:g} s"
             return _stopping(replace(m, cause=cause), now + limits.grace_seconds, now, cause)
@@ -162,8 +162,8 @@ def advance(m: Machine, event: Event, now: float, limits: Limits) -> Transition:
         case State.BACKOFF, Stop(signal=signal):
             stopped = replace(m, state=State.STOPPED, since=now, stop_signal=signal, stopped_from=m.state)
             return Transition(stopped, reason=f"{signal} while waiting to restart")
-        case State.STOPPING, Stop(signal=signal):
-            return _hurry(m, signal, now)
+        case State.STOPPING, Stop():
+            return _hurry(m, event, now)
         case State.STOPPING, Tick() if _due(m, now) and not m.killed:
             return _kill(m, now, "still there after the time to stop")
         case State.STOPPING, Tick() if _due(m, now):
@@ -205,19 +205,25 @@ def _stop(m: Machine, event: Stop, now: float, limits: Limits) -> Transition:
     return _stopping(asked, now + wait, now, f"{event.signal}: {verb}, {wait:g} s at most")
 
 
-def _hurry(m: Machine, signal: str, now: float) -> Transition:
-    """A stop signal while stopping. After a failure it is the first one: it only cancels the restart."""
-    if m.stop_signal is None:
-        return Transition(replace(m, stop_signal=signal, stopped_from=m.state), reason=f"{signal}: no restart")
-    if m.killed:
+def _hurry(m: Machine, event: Stop, now: float) -> Transition:
+    """A stop signal while stopping. After a failure it is the first one: unless it says at once, it only cancels the
+    restart."""
+    again = m.stop_signal is not None
+    if again and m.killed:
         return Transition(m)
-    return _kill(replace(m, cut_short=True), now, f"second signal ({signal}): ending at once")
+    asked = m if again else replace(m, stop_signal=event.signal, stopped_from=m.state)
+    if m.killed or not (again or event.at_once):
+        return Transition(asked, reason=f"{event.signal}: no restart")
+    return _kill(replace(asked, cut_short=True), now, f"{event.signal}: ending at once")
+
+
+def _forgiven(m: Machine, now: float) -> Machine:
+    """As its running ends: whether the restarts before it still count."""
+    return replace(m, restarts=0) if m.state is State.RUNNING and now - m.since >= STABLE_SECONDS else m
 
 
 def _lost(m: Machine, now: float, limits: Limits) -> Transition:
     """Gone without having been asked: wait and restart, or give up."""
-    if m.state is State.RUNNING and now - m.since >= STABLE_SECONDS:
-        m = replace(m, restarts=0)
     if not m.retry or m.restarts >= limits.max_restarts:
         return Transition(replace(m, state=State.FATAL, since=now, deadline=None), reason=m.cause)
     pause = limits.backoff(m.restarts)

@@ -86,6 +86,8 @@ def test_ten_quiet_minutes_forgive_earlier_restarts():
     used_up = ((0, Start()), (1, CRASH), (3, Tick()), (4, CRASH), (8, Tick()), (10, Ready()))
     assert walk(RESTARTS, *used_up, (610, CRASH))[0].state is State.BACKOFF
     assert walk(RESTARTS, *used_up, (609, CRASH))[0].state is State.FATAL
+    assert walk(RESTARTS, *used_up, (610, Failed("dead")), (611, CRASH))[0].state is State.BACKOFF
+    assert walk(RESTARTS, *used_up, (609, Failed("dead")), (611, CRASH))[0].state is State.FATAL
 
 
 def test_a_final_failure_is_not_tried_again():
@@ -154,13 +156,22 @@ def test_a_stop_while_a_failed_engine_ends_only_cancels_the_restart():
     assert machine.killed is False
 
 
+def test_sigquit_while_a_failed_engine_ends_does_not_wait_for_it():
+    """At once is at once, whatever goes on."""
+    _, seen = walk(RESTARTS, (0, Start()), (5, Failed("dead")), (6, Stop("SIGQUIT", at_once=True)), (7, CRASH))
+    assert seen[2:] == [("stopping", Action.KILL), ("stopped", Action.NONE)]
+
+
 def test_a_process_that_outlives_kill_is_given_up():
     """Twenty seconds after KILL the supervisor stops waiting and says so."""
     machine, _ = walk(LIMITS, (0, Start()), (5, Ready()), (10, TERM), (80, Tick()), (100, Tick()))
     assert (machine.state, machine.cause) == (State.FATAL, "still there 20 s after SIGKILL")
 
 
-EVENTS = st.sampled_from([Start(), Ready(), Failed("x"), Failed("x", retry=False), CRASH, TERM, Tick(), Tick(), Tick()])
+QUIT = Stop("SIGQUIT", at_once=True)
+EVENTS = st.sampled_from(
+    [Start(), Ready(), Failed("x"), Failed("x", retry=False), CRASH, TERM, QUIT, Tick(), Tick(), Tick()]
+)
 
 
 @given(st.lists(st.tuples(st.floats(0, 50), EVENTS), max_size=30), st.integers(0, 3))

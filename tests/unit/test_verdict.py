@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,21 @@ def test_a_loss_after_ready_is_another_exception():
     """Exit code 5, and it says that it had been ready."""
     machine = Machine(State.FATAL, cause="was killed by SIGKILL", was_ready=True)
     with pytest.raises(EngineLost, match="was killed by SIGKILL, after it had been ready"):
+        judge(machine, End(LOG), LIMITS)
+
+
+@pytest.mark.parametrize("stopped_from", [State.STOPPING, State.BACKOFF, State.STARTING])
+def test_a_signal_after_a_loss_does_not_hide_it(stopped_from):
+    """Stopped by hand while it ended, waited or loaded again: lost all the same, with the cause."""
+    machine = Machine(State.STOPPED, cause="its core is dead", was_ready=True, stop_signal="SIGTERM")
+    with pytest.raises(EngineLost, match="its core is dead, after it had been ready"):
+        judge(replace(machine, stopped_from=stopped_from), End(LOG), LIMITS)
+
+
+def test_a_signal_after_a_failed_start_does_not_hide_it():
+    """Exit code 4 and the canary's words, not 130."""
+    machine = Machine(State.STOPPED, cause="canary: corrupt", fix="x", stopped_from=State.STOPPING)
+    with pytest.raises(EngineStartError, match="canary: corrupt"):
         judge(machine, End(LOG), LIMITS)
 
 
