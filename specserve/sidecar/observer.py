@@ -93,11 +93,9 @@ class Observer:
             self._read_at = now
         assessment = self._probe.observe(now, scrape, context)
         readings = self._health(now, scrape, assessment, context) | self._counted()
-        if snapshot is None and assessment.condition not in ("blind", "down", "stalled"):
-            snapshot = self._last  # one failed read changes nothing; after two the present is unknown
-        self._last = snapshot
-        if snapshot is not None:
-            readings |= self._instant(snapshot) | self._ranks(now, snapshot)
+        known, self._last = snapshot or self._last, snapshot
+        if known is not None:  # one failed read changes nothing; after two the present is unknown
+            readings |= self._instant(known) | self._ranks(now, known)
             for seconds in self.spans:
                 readings |= rates.readings(self._window, seconds)
         labels = [window_label(seconds) for seconds in self.spans]

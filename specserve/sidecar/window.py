@@ -8,9 +8,9 @@ windows; a time without reads is bridged, since counters lose nothing.
 from __future__ import annotations
 
 from array import array
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from specserve.engine.metrics import EngineSample, EngineSnapshot, Histogram
 from specserve.families import WINDOWS
@@ -26,7 +26,9 @@ COUNTERS = (
     "prefix_cache_queries",
     "prefix_cache_hits",
 )
-MAX_ENTRIES = 720
+RESOLUTION = 180
+"""Reads of age a are thinned to a / RESOLUTION apart: so exact is every window, whatever the longest is, and memory
+grows with the longest's logarithm. Of reads 5 s apart the last half hour is kept whole."""
 FOREIGN_LIMIT = 3
 """Reads in a row of an older process that are taken for another API server before its start time is believed."""
 _HTTP = ("http", "")
@@ -97,9 +99,12 @@ class Window:
     _floor: array[float] = field(default_factory=lambda: array("d"))
     """What a total was before its counter was first seen."""
     _raw: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
-    _history: deque[tuple[float, array[float]]] = field(default_factory=deque)
+    _history: list[tuple[float, array[float]]] = field(default_factory=list)
     _start: float | None = None
     _foreign: int = 0
+
+    def __post_init__(self) -> None:
+        self.exclude(requests=0, tokens=0)  # counters begin in `add` or here, so that the history has them all
 
     def add(self, snapshot: EngineSnapshot) -> bool:
         """Take one read in. False when it came from another, older process behind the same address."""
@@ -187,10 +192,12 @@ class Window:
                     entry[index] += added
 
     def _remember(self, now: float) -> None:
-        """Entries closer together than the longest window needs replace each other; old ones go."""
-        longest = max(self.spans_seconds)
-        if len(self._history) >= 2 and now - self._history[-2][0] < longest / (MAX_ENTRIES // 2):
-            self._history.pop()
-        self._history.append((now, array("d", self._totals)))
-        while len(self._history) > 2 and self._history[1][0] <= now - longest:
-            self._history.popleft()
+        """Keep this read, and of the others what the longest window and `RESOLUTION` need."""
+        past, kept = self._history, self._history[:1]
+        past.append((now, array("d", self._totals)))
+        for entry, (after, _) in pairwise(past[1:]):
+            if entry[0] <= now - max(self.spans_seconds):
+                kept = [entry]
+            elif after - kept[-1][0] > (now - after) / RESOLUTION:
+                kept.append(entry)
+        self._history = [*kept, past[-1]]

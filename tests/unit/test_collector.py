@@ -116,18 +116,37 @@ def test_observer_counts_scrapes_and_canaries() -> None:
     assert "specserve_canary_duration_seconds" not in seen
 
 
-def test_a_blind_sidecar_exports_no_old_numbers() -> None:
+@pytest.mark.parametrize(
+    ("result", "state", "condition"),
+    [
+        ("malformed", "running", "blind"),
+        ("unreachable", "running", "down"),
+        ("unreachable", "starting", "starting"),
+        ("timeout", "stopping", "draining"),
+    ],
+)
+def test_a_blind_sidecar_exports_no_old_numbers(result: str, state: str, condition: str) -> None:
     """One failed read keeps what is known; after two the windows and gauges are gone, counters stay."""
     observer = Observer()
     observed(observer=observer)
-    once = observer.observe(600, 1e9 + 600, Scrape("malformed", "cut off")).readings
-    twice = observer.observe(605, 1e9 + 605, Scrape("malformed", "cut off")).readings
+    failed = Scrape(result, "cut off")  # type: ignore[arg-type]
+    once = observer.observe(600, 1e9 + 600, failed, Context(state=state)).readings
+    twice = observer.observe(605, 1e9 + 605, failed, Context(state=state)).readings
     assert RATE in once
     assert "specserve_requests_running" in once
     assert RATE not in twice
     assert "specserve_requests_running" not in twice
     assert twice["specserve_draft_tokens_total"] == once["specserve_draft_tokens_total"] == 18_000
-    assert twice[key("specserve_engine_condition", condition="blind")] == 1
+    assert twice[key("specserve_engine_condition", condition=condition)] == 1
+
+
+def test_a_read_that_fails_right_after_the_first_canary_keeps_what_is_known() -> None:
+    """The canary's own token is counted from the next good read on."""
+    observer = Observer()
+    observed(observer=observer)
+    observer.canary_done(600, CanaryOutcome("ok", 599, 1))
+    seen = observer.observe(600, 1e9 + 600, Scrape("timeout", "slow")).readings
+    assert seen[key("specserve_requests_per_second", window="1m")] == pytest.approx(0.4)
 
 
 def test_what_the_start_up_canary_drafts_is_no_traffic() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from specserve.engine.metrics import EngineSnapshot, parse
 from specserve.families import key
 from specserve.sidecar.rates import quantile, readings
-from specserve.sidecar.window import MAX_ENTRIES, Window
+from specserve.sidecar.window import RESOLUTION, Window
 from tests.virtual_engine import VirtualEngine
 
 
@@ -197,15 +197,19 @@ def test_own_canaries_are_no_traffic() -> None:
     assert minute(window, "time_to_first_token_seconds", stat="p50") is None
 
 
-def test_memory_is_bounded() -> None:
-    """Reads every half second keep no more than the longest window needs."""
-    engine, window = VirtualEngine(), Window()
+@pytest.mark.parametrize("longest", [1_800.0, 86_400.0])
+def test_every_window_is_exact_and_memory_bounded(longest: float) -> None:
+    """A window of a day, or reads every half second, leave the minute and the half hour as they are."""
+    engine, window = VirtualEngine(), Window((60.0, 300.0, 1_800.0, longest))
     base = snapshot(0, engine)
-    for i in range(4_000):
+    for i in range(7_000):
         window.add(EngineSnapshot(i / 2, base.engines, base.process_start_seconds))
-    assert len(window._history) <= MAX_ENTRIES + 2
-    assert minute(window, "window_seconds") == pytest.approx(60, abs=5)
-    assert readings(window, 1800.0)[key("specserve_window_seconds", window="30m")] == pytest.approx(1800, abs=5)
+        for seconds in (60.0, 1_800.0):
+            if i % 7 == 0 and i / 2 >= seconds:
+                span = window.span(seconds)
+                assert span is not None
+                assert seconds <= span.seconds <= seconds * (1 + 1 / RESOLUTION)
+    assert len(window._history) <= 1_200
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.booleans(), st.integers(1, 30)), min_size=2, max_size=40))
