@@ -125,10 +125,17 @@ class Server:
         return -9 if status is None else status
 
     def stop(self) -> None:
-        """Drain and end; kill what does not."""
-        if self.child is not None:
+        """Drain and end; kill what does not. A further signal to us is one to it, which then ends at once."""
+        if self.child is None:
+            return
+        try:
             self.terminate()
             self.wait()
+        except KeyboardInterrupt:
+            self.terminate()
+            self.wait()
+            raise
+        finally:
             self.child.finish()
 
     def counters(self) -> metrics.EngineSnapshot | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import platform
 import time
@@ -164,12 +165,14 @@ class Bench:
         self._keep(arms=arms, order=[*self._result.order, f"start {server.spec.name}"])
 
     def _stop(self) -> None:
-        """End what runs; servers that ran before stay."""
-        for name in list(self._running):
-            server = self._running.pop(name)
-            if server.child is not None:
-                self._keep(order=[*self._result.order, f"stop {name}"])
-            server.stop()
+        """End what runs, each whatever becomes of the others; servers that ran before stay."""
+        with contextlib.ExitStack() as ending:
+            for server in self._running.values():
+                ending.callback(server.stop)
+            stopped = [f"stop {name}" for name, server in self._running.items() if server.child is not None]
+            self._running.clear()
+            if stopped:
+                self._keep(order=[*self._result.order, *stopped])
 
     def _after(self, spec: ArmSpec, load: LoadClient) -> None:
         """What is asked of an arm once it was measured, unless the result has it: answers, then the load it bears."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
-from xml.etree import ElementTree
 
 import requests
 
@@ -214,6 +214,16 @@ def _stop(subject: Subject) -> str:
     return f"stopped at {word!r}, finish_reason {answer.finish_reason}"
 
 
+@contextmanager
+def _threads(number: int) -> Iterator[ThreadPoolExecutor]:
+    """A pool that an interruption does not wait for: the server may hang, and whoever launched it is to end it."""
+    pool = ThreadPoolExecutor(number)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
 def _burst(subject: Subject) -> str:
     def ask(i: int) -> str | None:
         try:
@@ -224,7 +234,7 @@ def _burst(subject: Subject) -> str:
             return str(error).splitlines()[0]
         return None if answer.text or answer.finish_reason == "stop" else "an empty answer"
 
-    with ThreadPoolExecutor(BURST) as pool:
+    with _threads(BURST) as pool:
         bad = [reason for reason in pool.map(ask, range(BURST)) if reason]
     if bad:
         raise _Failed(f"{len(bad)} of {BURST} requests at once failed: {bad[0]}")
@@ -315,7 +325,7 @@ class Drain:
         return _one(self.name, self._check, subject)
 
     def _check(self, subject: Subject) -> str:
-        with ThreadPoolExecutor(1) as pool:
+        with _threads(1) as pool:
             answer = pool.submit(
                 subject.client.complete, PROMPT, max_tokens=200, temperature=0.0, ignore_eos=True, timeout=120
             )
@@ -328,23 +338,3 @@ class Drain:
         if status != 0:
             raise _Failed(f"the server ended with status {status} after draining; must be 0")
         return "a running request finished, then the server ended"
-
-
-def junit(outcomes: Sequence[Outcome]) -> str:
-    """The outcomes as JUnit XML, as CI systems read it."""
-    suite = ElementTree.Element(
-        "testsuite",
-        name="specserve verify",
-        tests=str(len(outcomes)),
-        failures=str(sum(o.status == "FAIL" for o in outcomes)),
-        skipped=str(sum(o.status == "SKIP" for o in outcomes)),
-        time=f"{sum(o.seconds for o in outcomes):.3f}",
-    )
-    for outcome in outcomes:
-        case = ElementTree.SubElement(
-            suite, "testcase", classname="verify", name=outcome.name, time=f"{outcome.seconds:.3f}"
-        )
-        if outcome.status != "PASS":
-            tag = "failure" if outcome.status == "FAIL" else "skipped"
-            ElementTree.SubElement(case, tag, message=outcome.message)
-    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specserve.commands.options import config_command, format_option, http_url
+from specserve.commands.options import config_command, format_option, http_url, interruptible
 
 if TYPE_CHECKING:
     from specserve.arm import ArmSpec
@@ -46,6 +46,7 @@ _WORKLOADS = ", ".join(sorted(p.stem for p in (Path(__file__).parents[1] / "benc
 @click.option("--slo-seconds", default=30.0, show_default=True, type=click.FloatRange(1), help="Length of one probe.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("bench"), show_default=True, help="Output folder.")
 @click.option("--resume", is_flag=True, help="Continue what was interrupted in the output folder.")
+@interruptible
 def bench(loaded: Loaded, output: str, out: Path, resume: bool, **options: Any) -> None:
     """Measure whether speculation makes CONFIG faster.
 

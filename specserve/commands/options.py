@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,25 @@ def format_option(function: Callable[..., Any]) -> Callable[..., Any]:
         show_default=True,
         help="Output form.",
     )(function)
+
+
+def interruptible(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command that starts servers one way to end: SIGTERM (CI, systemd, Kubernetes) and SIGHUP act as Ctrl-C.
+
+    A signal that was ignored before, as under ``nohup``, stays so.
+    """
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+        previous = [(n, signal.signal(n, signal.default_int_handler)) for n in numbers]
+        try:
+            return function(*args, **kwargs)
+        finally:
+            for number, handler in previous:
+                signal.signal(number, handler)
+
+    return wrapper
 
 
 def http_url(context: click.Context, option: click.Parameter, value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specserve.commands.options import format_option, http_url
+from specserve.commands.options import format_option, http_url, interruptible
 
 if TYPE_CHECKING:
     from specserve.config.load import Loaded
@@ -25,6 +25,7 @@ _COLOURS = {"PASS": "green", "FAIL": "red", "SKIP": "yellow"}
 @click.option("--launch", "start", is_flag=True, help="Launch CONFIG first, and check at the end that it drains.")
 @click.option("--junit", type=click.Path(path_type=Path), help="Also write the outcome as JUnit XML.")
 @format_option
+@interruptible
 def verify(config: Path | None, overrides: tuple[str, ...], url: str | None, output: str, **options: Any) -> None:
     """Check that a running server is fit for traffic.
 
@@ -98,13 +99,34 @@ def _finish(outcomes: list[Outcome], output: str, junit: Path | None) -> None:
     import json
     from dataclasses import asdict
 
-    from specserve import verify as checks
     from specserve.errors import Problem, Unsound
 
     if junit is not None:
-        junit.write_text(checks.junit(outcomes), encoding="utf-8")
+        junit.write_text(_junit(outcomes), encoding="utf-8")
     failed = [o for o in outcomes if o.status == "FAIL"]
     if output == "json":
         click.echo(json.dumps({"ok": not failed, "checks": [asdict(o) for o in outcomes]}, indent=2))
     if failed:
         raise Unsound([Problem(f"{len(failed)} of {len(outcomes)} checks failed; not fit to go live", "verify")])
+
+
+def _junit(outcomes: list[Outcome]) -> str:
+    """The outcomes as JUnit XML, as CI systems read it."""
+    from xml.etree import ElementTree
+
+    suite = ElementTree.Element(
+        "testsuite",
+        name="specserve verify",
+        tests=str(len(outcomes)),
+        failures=str(sum(o.status == "FAIL" for o in outcomes)),
+        skipped=str(sum(o.status == "SKIP" for o in outcomes)),
+        time=f"{sum(o.seconds for o in outcomes):.3f}",
+    )
+    for outcome in outcomes:
+        case = ElementTree.SubElement(
+            suite, "testcase", classname="verify", name=outcome.name, time=f"{outcome.seconds:.3f}"
+        )
+        if outcome.status != "PASS":
+            tag = "failure" if outcome.status == "FAIL" else "skipped"
+            ElementTree.SubElement(case, tag, message=outcome.message)
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)

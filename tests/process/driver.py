@@ -1,6 +1,6 @@
 """`specserve launch` with the stub engine in the engine's place: the same code from the checks' end to the exit code.
 
-python driver.py CONFIG [--reap] [--stub-...]
+python driver.py CONFIG [--reap] [--ready-file FILE] [--stub-...]
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ PLAN = {"backend": "cpu", "gpu_name": None, "gpus": [GPU], "max_concurrency": {"
 @click.option("--reap", is_flag=True)
 @click.option("--drain-margin", type=float, help="In place of the ten seconds that a real engine may need.")
 @click.option("--calibrate", type=click.Path(path_type=Path), help="With a plan of the stub's memory.")
+@click.option("--ready-file", type=click.Path(path_type=Path))
 @click.argument("stub", nargs=-1, type=click.UNPROCESSED)
-def drive(loaded, reap, drain_margin, calibrate, stub):
+def drive(loaded, reap, drain_margin, calibrate, *, ready_file, stub):
     """Launch the stub."""
     if drain_margin is not None:
         serve.DRAIN_MARGIN_SECONDS = drain_margin
@@ -48,7 +49,7 @@ def drive(loaded, reap, drain_margin, calibrate, stub):
         report=report,
         calibrate=calibrate,
     )
-    run(loaded, lambda _progress: launch, reap=reap)
+    run(loaded, lambda _progress: launch, reap=reap, ready_file=ready_file)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,7 +12,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from programs import Program
+from programs import DRIVER, Program, start, wait_until
+
+from tests import checkpoints
 
 Stub = Callable[..., Program]
 
@@ -18,6 +22,17 @@ DRAFTS = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens":
 CONFIG = (
     "server: {served_model_name: stub}\nmodels: {target_model: {path: /m}}\nspeculative_decoding: {method: ngram}\n"
 )
+
+PYTHON = """#!/bin/sh
+# python, but `python -m specserve launch` is that of the driver: with the stub in the engine's place
+case "$3" in launch) shift 3; exec {python} {driver} "$@";; *) exec {python} "$@";; esac
+"""
+LAUNCHED = """
+server: {{port: {port}, served_model_name: tiny}}
+models: {{target_model: {{path: {target}}}}}
+speculative_decoding: {{method: ngram, num_speculative_tokens: 3}}
+engine: {{max_model_len: 512}}
+"""
 
 
 def verify(*arguments: object) -> tuple[int, dict[str, tuple[str, str]]]:
@@ -106,3 +121,33 @@ def test_an_open_path_fails(stub: Stub, tmp_path: Path) -> None:
     text = CONFIG.replace("served_model_name: stub", f"served_model_name: stub, api_key_file: {tmp_path}/key")
     _, checks = verify(config(tmp_path, text), "--url", stub().url)
     assert checks["api-key"] == ("FAIL", "answers without a key: /v1/models, /v1/completions")
+
+
+@pytest.mark.parametrize(
+    ("number", "command"),
+    [(signal.SIGTERM, ("verify", "--launch")), (signal.SIGHUP, ("verify", "--launch")), (signal.SIGTERM, ("bench",))],
+)
+def test_what_was_launched_ends_with_us(
+    number: signal.Signals,
+    command: tuple[str, ...],
+    *,
+    tmp_path: Path,
+    free_port: int,
+    records: Callable[[], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stop by CI, systemd or Kubernetes, or a terminal that goes away, leaves no server behind: that is 130."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    python, target = tmp_path / "python", checkpoints.write(tmp_path / "target", checkpoints.small_llama())
+    python.write_text(PYTHON.format(python=shlex.quote(sys.executable), driver=shlex.quote(str(DRIVER))))
+    python.chmod(0o755)
+    text = LAUNCHED.format(port=free_port, target=target)
+    name, *flags = command
+    argv = [sys.executable, "-c", "import sys; sys.executable = sys.argv.pop(1); from specserve import cli; cli.main()"]
+    argv += [str(python), name, str(config(tmp_path, text)), *flags]
+    argv += ["--out", str(tmp_path / "out")] if name == "bench" else []
+    program = start(argv, tmp_path / "log", free_port)
+    wait_until(lambda: records() or program.process.poll() is not None)
+    program.signal(number)
+    assert program.ends() == 130, program.output
+    assert records() == []

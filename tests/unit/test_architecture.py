@@ -90,7 +90,7 @@ HOMES = {
         "engine/auth.py",
         "commands/",
     },
-    r"\bsignal\.signal\(": {"supervise/supervisor.py", "commands/sidecar.py"},
+    r"\bsignal\.signal\(": {"supervise/supervisor.py", "commands/options.py"},
     r"\bsubprocess\.Popen\(": {"supervise/child.py", "bench/load.py"},
     r"[\"']vllm:": {"engine/metrics.py"},
     r"^\s*(import|from) (torch|transformers|vllm)\b": {
