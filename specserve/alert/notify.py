@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import requests
+from urllib3.exceptions import HTTPError
 
 from specserve.alert import messages
 from specserve.alert.evaluate import Alert
@@ -55,8 +56,10 @@ class Outbox:
         self._closed = False
 
     def put(self, fingerprint: str, alert: Alert) -> int:
-        """Add or replace; the number of alerts that had to go."""
+        """Add or replace; the number of alerts that had to go. Closed, it takes none."""
         with self._changed:
+            if self._closed:
+                return 1
             self._waiting[fingerprint] = alert
             dropped = max(0, len(self._waiting) - self._capacity)
             for _ in range(dropped):
@@ -82,7 +85,7 @@ class Outbox:
             return dict(self._waiting.popitem(last=False) for _ in range(min(_BATCH, len(self._waiting))))
 
     def close(self) -> None:
-        """From now on `take` does not wait."""
+        """From now on `take` does not wait, and `put` takes nothing."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -143,8 +146,11 @@ class Worker:
         self._thread.join(timeout)
 
     def _run(self) -> None:
+        """Until `stop`. A bug ends it too: then what it held counts as failed, and what comes as dropped."""
+        session = requests.Session()
+        batch: dict[str, Alert] = {}
         pause, complaint = self._pace.first_retry, ""
-        with requests.Session() as session:
+        try:
             while True:
                 stopping = self._stopping.is_set()
                 batch = self.outbox.take(3600.0)
@@ -163,6 +169,10 @@ class Worker:
                 else:
                     self.outcomes["sent" if answer.ok else "failed"] += len(batch)
                     pause = self._pace.first_retry
+        finally:
+            self.outcomes["failed"] += len(batch)
+            self.outbox.close()
+            session.close()
 
     def _report(self, answer: Answer) -> None:
         """Log a failure once, when it differs from the last one, and the recovery."""
@@ -173,21 +183,25 @@ class Worker:
             _LOG.warning("alert receiver failed: %s; %s", answer.what, then, extra={"receiver": self.name})
 
     def _send(self, session: requests.Session, alerts: Sequence[Alert]) -> Answer:
-        url, body, headers = self._request(alerts)
+        host: str | None = None
         try:
+            url, body, headers = self._request(alerts)
+            host = urlsplit(url).hostname
             # Neither redirected (a secret would travel on) nor read: only the status counts.
             with session.post(
                 url, data=body, headers=headers, timeout=_TIMEOUT, allow_redirects=False, stream=True
             ) as response:
                 status = response.status_code
-        except (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema, requests.exceptions.MissingSchema):
-            return Answer(False, what="its URL is not valid")
-        except requests.RequestException as error:
-            # The text of these errors holds the URL, which for Slack is the secret.
-            return Answer(False, again=True, what=f"{type(error).__name__} at {urlsplit(url).hostname}")
+        # The text of these errors holds the URL, which for Slack is the secret.
+        except ValueError as error:  # before OSError: requests' errors about a URL or a header are both
+            return Answer(False, what=f"its URL or token cannot be used ({type(error).__name__})")
+        except (requests.RequestException, HTTPError) as error:
+            return Answer(False, again=True, what=f"{type(error).__name__} at {host}")
+        except OSError as error:  # a CA bundle that is not there
+            return Answer(False, again=True, what=str(error))
         if 200 <= status < 300:
             return Answer(True)
-        return Answer(False, again=status in _RETRY_STATUS, what=f"HTTP {status} from {urlsplit(url).hostname}")
+        return Answer(False, again=status in _RETRY_STATUS, what=f"HTTP {status} from {host}")
 
     def _request(self, alerts: Sequence[Alert]) -> tuple[str, bytes, dict[str, str]]:
         headers = {"Content-Type": "application/json", "User-Agent": "specserve"}

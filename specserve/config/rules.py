@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from pydantic import SecretStr
 
 from specserve.config import legacy
 from specserve.config.document import KeyPath
@@ -41,7 +45,8 @@ def check(settings: Settings) -> Iterator[Complaint]:
     yield from _server(settings)
     yield from _engine(settings)
     yield from _nodes(settings)
-    yield from _alerts(settings)
+    yield from _receivers(settings)
+    yield from _tokens(settings)
     if settings.speculative_decoding.enabled:
         yield from _method(settings)
         yield from _draft(settings)
@@ -107,17 +112,47 @@ def _nodes(settings: Settings) -> Iterator[Complaint]:
         )
 
 
-def _alerts(settings: Settings) -> Iterator[Complaint]:
-    rate = settings.alerts.acceptance_rate
-    if rate.resolve_above < rate.fire_below:
-        yield Complaint(
-            ("alerts", "acceptance_rate", "resolve_above"),
-            f"'resolve_above' is {rate.resolve_above}; must be at least 'fire_below' ({rate.fire_below}), "
-            "or it would flap",
-        )
+def _receivers(settings: Settings) -> Iterator[Complaint]:
     for i, receiver in enumerate(settings.alerts.notify):
-        if receiver.type == "slack" and receiver.url is None:
+        url = receiver.url.get_secret_value() if isinstance(receiver.url, SecretStr) else receiver.url
+        if url is None:
             yield Complaint(("alerts", "notify", i), "a slack receiver has no URL; set 'url_file'")
+        elif not _is_url(url):
+            yield Complaint(
+                ("alerts", "notify", i, "url"),
+                f"the URL of receiver {i + 1} ({receiver.type}) is none that a request can go to; "
+                "must be http(s)://HOST[:PORT]/..., with no part of the host empty",
+                "e.g. http://alertmanager.monitoring.svc:9093",
+            )
+
+
+def _is_url(text: str) -> bool:
+    """As far as the text can tell."""
+    try:
+        parts = urlsplit(text)
+        labels = (parts.hostname or "").removesuffix(".").split(".")
+        known = parts.scheme in ("http", "https") and parts.port != 0
+    except ValueError:  # a port that is no number or too large, half an IPv6 address
+        return False
+    return known and all(re.fullmatch(r"\S{1,63}", label) for label in labels)
+
+
+def _tokens(settings: Settings) -> Iterator[Complaint]:
+    """Secrets that travel in an HTTP header."""
+    held: list[tuple[KeyPath, SecretStr | None]] = [
+        (("server", "api_key"), settings.server.api_key),
+        (("models", "hub_token"), settings.models.hub_token),
+    ]
+    for i, receiver in enumerate(settings.alerts.notify):
+        if receiver.type != "slack":
+            held.append((("alerts", "notify", i, "bearer_token"), receiver.bearer_token))
+    for path, token in held:
+        if token and not re.fullmatch(r"[ -~]+", token.get_secret_value()):
+            yield Complaint(
+                path,
+                f"'{path[-1]}' has a character that no HTTP header may carry; must be printable ASCII on one line",
+                f"write the token alone into a file and set {path[-1]}_file",
+            )
 
 
 def _method(settings: Settings) -> Iterator[Complaint]:

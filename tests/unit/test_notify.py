@@ -188,7 +188,7 @@ def test_unsigned_without_a_secret(server: Server) -> None:
 
 def test_slack_text(server: Server) -> None:
     """Slack gets one text with the alert, who reports it and the runbook, control characters escaped."""
-    sender = notifier({"type": "slack", "url": server.url + "/services/T0/B0/token"})
+    sender = notifier({"type": "slack", "url": server.url + "/services/T0/B0/s3cret"})
     sender.publish([FIRING], now=0)
     until(lambda: server.got)
     sender.stop()
@@ -293,17 +293,47 @@ def test_a_secret_url_is_never_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Neither a refused connection nor a URL that is none puts the URL of Slack into the log."""
     with caplog.at_level(logging.DEBUG, logger="specserve"):
         sender = notifier(
-            {"type": "slack", "url": closed_port() + "/services/T0/B0/token"},
-            {"type": "slack", "url": "not-a-url/token"},
+            {"type": "slack", "url": closed_port() + "/services/T0/B0/s3cret"},
+            {"type": "slack", "url": "not-a-url/s3cret"},
         )
         sender.publish([FIRING], now=0)
         until(lambda: len(caplog.records) == 2)
         sender.stop(drain_seconds=0.5)
-    assert "token" not in caplog.text
+    assert "s3cret" not in caplog.text
     assert sorted(record.message for record in caplog.records) == [
         "alert receiver failed: ConnectionError at 127.0.0.1; will try again",
-        "alert receiver failed: its URL is not valid; gave up on this message",
+        "alert receiver failed: its URL or token cannot be used (MissingSchema); gave up on this message",
     ]
+
+
+def test_no_receiver_ends_because_of_what_it_cannot_send(
+    server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host with an empty part and a token that no header carries are failures; a missing CA bundle is tried again."""
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/nonexistent/ca.pem")
+    sender = notifier(
+        {"type": "webhook", "url": "http://alertmanager..monitoring.svc:9093/"},
+        {"type": "webhook", "url": server.url, "bearer_token": "пароль"},
+        {"type": "webhook", "url": closed_port().replace("http", "https")},
+    )
+    sender.publish([FIRING], now=0)
+    until(lambda: len(caplog.records) == 3)
+    host, token, bundle = sender.workers
+    until(lambda: host.outcomes["failed"] == token.outcomes["failed"] == len(bundle.outbox) == 1)
+    sender.stop(drain_seconds=0.5)
+    assert any("/nonexistent/ca.pem; will try again" in record.message for record in caplog.records)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_receiver_that_a_bug_ended_shows_in_the_counts(server: Server) -> None:
+    """What it held is failed, what comes is dropped: not one alert goes without a trace."""
+    sender = notifier({"type": "webhook", "url": server.url})
+    sender.publish([replace(FIRING, started_at="a bug")], now=0)  # type: ignore[arg-type]
+    outcomes = sender.workers[0].outcomes
+    until(lambda: outcomes["failed"] == 1)
+    sender.workers[0].join(10)
+    sender.publish([RESOLVED], now=1)
+    assert outcomes["dropped"] == 1
 
 
 def test_stop_sends_what_is_queued(server: Server) -> None:
