@@ -111,6 +111,9 @@ class Probe:
     """Reads without progress since the last canary was sent."""
     _unread: int = 0
     _unreachable: int = 0
+    _state: str | None = None
+    _lost: int = 0
+    """How often the supervisor lost the engine since it last ran."""
     _scrape: Scrape = field(default_factory=lambda: Scrape("unreachable", "not tried yet"))
     _started: str | None = None
     """Evidence that a completion succeeded since the engine started."""
@@ -130,6 +133,11 @@ class Probe:
         """Take one read in and judge."""
         context = context or Context()
         self._scrape = scrape
+        if context.state == "running":
+            self._lost = 0
+        elif context.state == "backoff" != self._state:
+            self._lost += 1
+        self._state = context.state
         if scrape.snapshot is not None:
             self._read(now, scrape.snapshot)
         else:
@@ -223,7 +231,7 @@ class Probe:
     def _condition(self, context: Context) -> str:
         """The first that holds."""
         running, waiting = self._work or (0.0, 0.0)
-        coming = self._started is None or context.state in ("starting", "backoff")
+        coming = self._lost <= 1 and (self._started is None or context.state in ("starting", "backoff"))
         return next(
             name
             for name, holds in (

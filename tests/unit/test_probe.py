@@ -290,6 +290,20 @@ def test_the_supervisor_restarts_what_crashed(life: Life) -> None:
     assert not life.step("unreachable").live.ok
 
 
+def test_a_restart_is_no_outage_and_a_crash_loop_is(life: Life) -> None:
+    """Once a restart has failed too the engine is down, so that an alert can say so; alive all the same, since the
+    supervisor is still at work. Once it runs, the next loss is the first again."""
+    life.context = Context(state="running")
+    busy(life)
+    seen = []
+    for state in ("backoff", "starting", "backoff", "starting", "running", "backoff", "starting"):
+        life.context = Context(state=state)
+        seen.append(life.steps(5, "ok" if state == "running" else "unreachable", work=10))
+    conditions = ["starting", "starting", "down", "down", "progressing", "starting", "starting"]
+    assert [one.condition for one in seen] == conditions
+    assert all(one.live.ok for one in seen)
+
+
 def test_no_canary_disturbs_the_supervisors_start(life: Life) -> None:
     """The supervisor asks the new engine itself; once it says running, the tokens it saw count as proof."""
     new = Life(context=Context(state="starting"))
