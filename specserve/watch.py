@@ -83,7 +83,7 @@ class Watch:
         self._rules = Evaluator(builtin.rules(settings))
         # The machine's name, since the address is loopback or 0.0.0.0 on every one of them.
         identity = {"model_name": settings.served_model_name, "instance": f"{platform.node()}:{sidecar.port}"}
-        pace = Pace(repeat=settings.alerts.repeat_interval_seconds)
+        pace = Pace(repeat=settings.alerts.repeat_interval_seconds, interval=self._interval)
         self._notifier = Notifier(settings.alerts.notify, identity={**identity, **settings.alerts.labels}, pace=pace)
         folder = Path(sidecar.state_dir) if sidecar.state_dir else state_dir
         self._baseline_path = folder / f"baseline-{settings.server.port}-{baseline.identity(settings)}.json"

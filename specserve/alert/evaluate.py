@@ -100,6 +100,8 @@ class Evaluator:
             tracked.started_at = at
         if before is State.RESOLVED:
             tracked.started_at, tracked.announced = (at if tracked.instance.state is State.FIRING else None), False
+        if tracked.started_at is not None:  # the clock was set back: Alertmanager refuses an end before the start
+            tracked.started_at = min(tracked.started_at, at)
 
     def readings(self, evaluation: Evaluation) -> dict[str, float]:
         """The ``specserve_alert_*`` samples: one for each rule that is switched on, 0 while it is quiet."""

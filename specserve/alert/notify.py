@@ -41,6 +41,8 @@ class Pace:
     """Webhook and Slack hear again of an alert that still fires."""
     resend: float = 60.0
     """Alertmanager must hear again, or it takes the alert for resolved after four times this."""
+    interval: float = 0.0
+    """From one `publish` to the next: where it is longer, nobody can resend sooner."""
     first_retry: float = 1.0
     longest_retry: float = 60.0
     capacity: int = 256
@@ -211,7 +213,7 @@ class Worker:
             headers["Authorization"] = f"Bearer {token.get_secret_value()}"
         match self._config:
             case AlertmanagerReceiver(url=url):
-                until = now + 4 * self._pace.resend
+                until = now + 4 * max(self._pace.resend, self._pace.interval)
                 body = _json(messages.alertmanager(alerts, self._identity, until=until))
                 return url.rstrip("/") + "/api/v2/alerts", body, headers
             case WebhookReceiver(url=url, secret=secret):

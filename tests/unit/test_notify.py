@@ -231,6 +231,15 @@ def test_alertmanager_is_reminded(server: Server) -> None:
     assert len(server.got) == 3
 
 
+def test_an_alert_lasts_longer_than_a_long_interval(server: Server) -> None:
+    """With five minutes between two rounds, four of them until Alertmanager takes silence for the end."""
+    sender = notifier({"type": "alertmanager", "url": server.url}, pace=replace(FAST, interval=300))
+    sender.publish([FIRING], now=0)
+    until(lambda: server.got)
+    sender.stop()
+    assert server.bodies()[0][0]["endsAt"] == "2027-01-15T08:21:40.000Z"
+
+
 def test_retries_with_pauses(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     """A receiver that answers 503 and 429 gets the message again until it takes it; the log speaks once for each."""
     server.answers = [503, 503, 503, 429, 200]

@@ -170,6 +170,15 @@ def test_an_instance_that_vanished_resolves() -> None:
     assert evaluator.evaluate({}, now=10, at=1010) == Evaluation()
 
 
+def test_a_clock_that_was_set_back_moves_the_start() -> None:
+    """An alert never ends before it began, for which Alertmanager would refuse the end, nor begins later than now."""
+    evaluator = Evaluator([HOT])
+    hot = {key("specserve_gpu_temperature_celsius", gpu="0"): 90.0}
+    starts = [evaluator.evaluate(hot, now=n, at=at).active[0].started_at for n, at in enumerate((4600, 1000, 1005))]
+    (ended,) = evaluator.evaluate({}, now=5, at=900).to_send
+    assert (starts, ended.started_at, ended.ended_at) == ([4600, 1000, 1000], 900, 900)
+
+
 def condition(name: str) -> dict[str, float]:
     return {key("specserve_engine_condition", condition=name): 1.0}
 
