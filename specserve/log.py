@@ -7,14 +7,15 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TextIO
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 _SECRET_SHAPES = re.compile(r"\b(hf_[A-Za-z0-9]{10,}|sk-[A-Za-z0-9_-]{10,})|(?i:(bearer\s+)\S+)")
 
 _LOGIN = re.compile(r"//[^/@\s]+@")
-_SECRET_NAME = re.compile(r"(^|[_-])(TOKEN|(API)?KEY|CREDENTIALS?)$|ACCESS_KEY|SECRET|PASSW", re.IGNORECASE)
+_PARAMETER = re.compile(r"([?&;])([\w.-]+)=([^\s&;#'\"]+)")
+_SECRET_NAME = re.compile(r"(^|[._-])(TOKEN|(API)?KEY|CREDENTIALS?)$|ACCESS_KEY|SECRET|PASSW", re.IGNORECASE)
 
 
 def is_secret_name(name: str) -> bool:
@@ -26,19 +27,54 @@ def is_secret_name(name: str) -> bool:
     return _SECRET_NAME.search(name) is not None
 
 
-def masked(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The mapping with secrets, known by their names or as a URL's login, as ``***``, at any depth.
+def masked(value: Any) -> Any:
+    """The value with secrets, known by their names or by their place in a URL, as ``***``: at any depth, also in JSON
+    that is a text.
 
-    >>> masked({"API_KEY": "x", "HTTPS_PROXY": "http://me:pass@proxy:3128", "store": {"token": "x", "size": 1}})
-    {'API_KEY': '***', 'HTTPS_PROXY': 'http://***@proxy:3128', 'store': {'token': '***', 'size': 1}}
+    >>> masked({"API_KEY": "x", "HTTPS_PROXY": "http://me:pass@proxy:3128", "store": [{"token": "x", "size": 1}]})
+    {'API_KEY': '***', 'HTTPS_PROXY': 'http://***@proxy:3128', 'store': [{'token': '***', 'size': 1}]}
+    >>> masked("https://h/hook?access_token=x&a=1"), masked('{"secret_key": "x"}')
+    ('https://h/hook?access_token=***&a=1', '{"secret_key": "***"}')
     """
-    return {name: "***" if is_secret_name(name) else _masked(value) for name, value in values.items()}
+    match value:
+        case Mapping():
+            return {name: "***" if is_secret_name(str(name)) else masked(item) for name, item in value.items()}
+        case list() | tuple():
+            return type(value)(masked(item) for item in value)
+        case str() if (inside := _json(value)) is not None and (clean := masked(inside)) != inside:
+            return json.dumps(clean, ensure_ascii=False)
+        case str():
+            return _masked_urls(value)
+        case _:
+            return value
 
 
-def _masked(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return masked(value)
-    return _LOGIN.sub("//***@", value) if isinstance(value, str) else value
+def secrets_in(value: Any, *, secret: bool = False) -> Iterator[str]:
+    """The texts that `masked` hides because of a name. ``secret``: the name of this value is such a one."""
+    match value:
+        case Mapping():
+            for name, item in value.items():
+                yield from secrets_in(item, secret=secret or is_secret_name(str(name)))
+        case list() | tuple():
+            for item in value:
+                yield from secrets_in(item, secret=secret)
+        case str() if (inside := _json(value)) is not None:
+            yield from secrets_in(inside, secret=secret)
+        case str() if secret:
+            yield value
+
+
+def _json(text: str) -> Any:
+    """The object or list that a text is in JSON; None for any other."""
+    try:
+        return json.loads(text) if text.lstrip().startswith(("{", "[")) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _masked_urls(text: str) -> str:
+    text = _PARAMETER.sub(lambda m: f"{m[1]}{m[2]}=***" if is_secret_name(m[2]) else m[0], text)
+    return _LOGIN.sub("//***@", text)
 
 
 class Redactor(logging.Filter):
@@ -56,7 +92,7 @@ class Redactor(logging.Filter):
         """
         for secret in self._secrets:
             text = text.replace(secret, "***")
-        return _SECRET_SHAPES.sub(lambda m: (m.group(2) or "") + "***", text)
+        return _SECRET_SHAPES.sub(lambda m: (m.group(2) or "") + "***", _masked_urls(text))
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = self.redact(record.getMessage()), None

@@ -130,9 +130,8 @@ class _Run:
         self._phases, self._started = ["starting"], time.monotonic()
         self._end = End(self._launch.log)
         self._tell()
-        server, argv = self._launch.settings.server, self._launch.command.argv
-        child = Child(argv, self._launch.env, self._line)
-        record = leftovers.record_of(child.pid, port=server.port, command=argv, log=str(self._launch.log))
+        child = Child(self._launch.command.argv, self._launch.env, self._line)
+        record = leftovers.record_of(child.pid, port=self._launch.settings.server.port, log=str(self._launch.log))
         try:
             self._record = record.write(self._launch.folder)
         except OSError:

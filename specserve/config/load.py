@@ -18,7 +18,7 @@ from specserve.config.document import Document, KeyPath, dotted, read
 from specserve.config.schema import Settings
 from specserve.config.sentences import known_keys, sentence
 from specserve.errors import ConfigError, Problem
-from specserve.log import is_secret_name
+from specserve.log import secrets_in
 
 PREFIX = "SPECSERVE_"
 MOST_LISTED = 10
@@ -42,9 +42,10 @@ class Loaded:
     """The ``--set`` values that it was loaded with."""
 
     def secrets(self) -> tuple[str, ...]:
-        """Every secret value, for the redaction of logs; of ``engine.env`` what its names say is one."""
-        known = tuple(s.get_secret_value() for _, s in _secrets(self.settings, ()))
-        return (*known, *(value for name, value in self.settings.engine.env.items() if is_secret_name(name)))
+        """Every secret value, for the redaction of logs; of what is passed on to vLLM what its names say is one."""
+        engine, spec = self.settings.engine, self.settings.speculative_decoding
+        known = (s.get_secret_value() for _, s in _secrets(self.settings, ()))
+        return (*known, *secrets_in([engine.env, engine.extra_args, spec.extra_config]))
 
 
 @dataclass

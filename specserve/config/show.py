@@ -49,9 +49,7 @@ def _walk(loaded: Loaded, section: BaseModel, prefix: str, out: list[Row]) -> No
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, SecretStr):
-        return "***"
-    return masked(value) if isinstance(value, dict) else value
+    return "***" if isinstance(value, SecretStr) else masked(value)
 
 
 def _source(loaded: Loaded, key: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from specserve.config import legacy
 from specserve.config.schema import Settings
 from specserve.engine.introspect import Installed, release
 from specserve.errors import ConfigError, Problem
-from specserve.log import masked
+from specserve.log import is_secret_name, masked
 
 Flags = dict[str, Any]
 """Flag without dashes -> value: see :func:`_render` for what each type becomes."""
@@ -304,7 +304,7 @@ def _doubled_keys(settings: Settings) -> Iterator[Problem]:
 
 def redacted(command: EngineCommand) -> EngineCommand:
     """The command for the eye, secrets as ``***``."""
-    return EngineCommand(tuple(map(_shown, command.argv)), masked(command.env))
+    return EngineCommand(tuple(_shown(command.argv)), masked(command.env))
 
 
 def shell_line(command: EngineCommand) -> str:
@@ -317,16 +317,15 @@ def shell_line(command: EngineCommand) -> str:
     return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in shown.env.items()), shlex.join(shown.argv)])
 
 
-def _shown(argument: str) -> str:
-    """A JSON argument without the secrets in it; any other as it is.
+def _shown(argv: Sequence[str]) -> Iterator[str]:
+    """Arguments without the secrets in them.
 
-    >>> _shown('{"url": "s3://b", "secret_key": "x"}')
-    '{"url": "s3://b", "secret_key": "***"}'
+    >>> list(_shown(("serve", "--some-token", "x", "--seed=-1", "--otlp-traces-endpoint", "https://u:p@h/")))
+    ['serve', '--some-token', '***', '--seed=-1', '--otlp-traces-endpoint', 'https://***@h/']
     """
-    if not argument.startswith("{"):
-        return argument
-    try:
-        value = json.loads(argument)
-    except ValueError:
-        return argument
-    return argument if (clean := masked(value)) == value else json.dumps(clean, ensure_ascii=False)
+    secret = False
+    for argument in argv:
+        flag, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
+        if flag:
+            secret = is_secret_name(flag)
+        yield flag + equals + ("***" if secret and value else masked(value))

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from specserve.engine.args import EngineCommand, redacted
 from specserve.errors import ConfigError, EngineStartError, Problem
 from specserve.supervise.child import kill_session, session_members
 
@@ -81,7 +82,6 @@ class Record:
     supervisor: int
     supervisor_started: float
     port: int
-    command: tuple[str, ...]
     log: str
 
     def write(self, folder: Path) -> Path:
@@ -118,9 +118,8 @@ def started_at(pid: int) -> float | None:
         return None
 
 
-def record_of(session: int, *, port: int, command: Sequence[str], log: str) -> Record:
-    """A record of an engine that this process has just started. The command's secrets are not in it: they travel in
-    the environment."""
+def record_of(session: int, *, port: int, log: str) -> Record:
+    """A record of an engine that this process has just started."""
     me = os.getpid()
     return Record(
         session=session,
@@ -129,7 +128,6 @@ def record_of(session: int, *, port: int, command: Sequence[str], log: str) -> R
         supervisor=me,
         supervisor_started=psutil.Process(me).create_time(),
         port=port,
-        command=tuple(command),
         log=log,
     )
 
@@ -222,11 +220,10 @@ def _listeners(port: int) -> Iterator[int]:
 def _records(folder: Path) -> Iterator[tuple[Path, Record]]:
     for path in sorted(folder.glob("engine-*.json")):
         try:
-            body = json.loads(path.read_text(encoding="utf-8"))
-            yield path, Record(**{**body, "command": tuple(body["command"])})
+            yield path, Record(**json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             continue  # another run has just ended
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError):
             path.unlink(missing_ok=True)  # of another version: nothing can be known from it
 
 
@@ -270,10 +267,10 @@ def _stuck(leftover: Leftover, pids: Sequence[int]) -> Problem:
 
 
 def _command(pid: int) -> str:
-    """The command line of a process, cut to a readable length."""
+    """The command line of a process without secrets, cut to a readable length."""
     try:
         process = psutil.Process(pid)
-        text = " ".join(process.cmdline()) or process.name()
+        text = " ".join(redacted(EngineCommand(tuple(process.cmdline()))).argv) or process.name()
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return "(unknown)"
     return text if len(text) <= COMMAND_CHARACTERS else text[:COMMAND_CHARACTERS] + " ..."

@@ -98,6 +98,20 @@ def test_secrets_are_in_the_environment_and_masked_when_shown() -> None:
     assert line.startswith("VLLM_API_KEY='***' HF_TOKEN='***' MY_PASSWORD='***' PLAIN=1 python -P -m ")
 
 
+def test_secrets_in_plain_arguments_are_masked_when_shown() -> None:
+    """By the flag's name, as a login, in a list inside JSON, in JSON that is a text."""
+    extra = {
+        "some-api-key": "s3cret",
+        "otlp-traces-endpoint": "https://me:s3cret@h/",
+        "kv-transfer-config": {"extra": [{"api_key": "s3cret"}]},
+        "kv-events-config": '{"token": "s3cret"}',
+        "model-loader-extra-config.secret_key": "s3cret",
+    }
+    command = build(settings(engine={"extra_args": extra}), installed=GPU)
+    assert " ".join(command.argv).count("s3cret") == shell_line(command).count("***") == len(extra)
+    assert "s3cret" not in shell_line(command)
+
+
 def test_middleware_only_with_a_key() -> None:
     """Without a key there is nothing to require."""
     assert "--middleware" not in build(settings(), installed=GPU).argv

@@ -14,6 +14,7 @@ from specserve.config.load import Loaded, load
 from specserve.config.schema import Settings
 from specserve.config.show import rows
 from specserve.errors import ConfigError, Problem
+from specserve.log import Redactor
 
 DATA = Path(__file__).parent.parent / "data" / "configs"
 BAD = sorted((DATA / "bad").glob("*.yaml"))
@@ -153,6 +154,21 @@ def test_secrets_in_the_engines_environment_are_known_by_their_names(tmp_path: P
     shown = {r.key: r.value for r in rows(loaded)}
     assert shown["engine.env"] == {"HF_TOKEN": "***", "TOKENIZERS_PARALLELISM": "false"}
     assert loaded.secrets() == ("tops3cret",)
+
+
+def test_secrets_that_are_passed_on_are_masked_and_known(tmp_path: Path) -> None:
+    """Logins and JSON in extra_args, a receiver's URL: masked where shown; names tell the log's redactor."""
+    text = NGRAM + (
+        "engine:\n  extra_args:\n    otlp-traces-endpoint: https://me:s3cret@h/\n"
+        '    kv-transfer-config: {extra: [{api_key: s3cret-1}]}\n    kv-events-config: \'{"token": "s3cret-2"}\'\n'
+        "alerts:\n  notify:\n    - {type: webhook, url: 'https://me:s3cret@h/?access_token=s3cret'}\n"
+    )
+    loaded = load_text(tmp_path, text)
+    assert loaded.secrets() == ("s3cret-1", "s3cret-2")
+    assert "s3cret" not in json.dumps({r.key: r.value for r in rows(loaded)})
+    assert Redactor(loaded.secrets()).redact("to https://me:s3cret@h/ {'api_key': 's3cret-1'}") == (
+        "to https://***@h/ {'api_key': '***'}"
+    )
 
 
 def test_a_secret_given_twice_is_refused(tmp_path: Path) -> None:
