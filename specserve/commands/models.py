@@ -94,7 +94,7 @@ def _pull(settings: Settings, path: str, revision: str | None) -> Path:
     token = settings.models.token
     resolved = facts.read(path, revision=revision, token=token)
     if store is None or resolved.revision is None:
-        return pulling.to_cache(path, revision=resolved.revision, token=token)
+        return pulling.to_cache(path, revision=revision, commit=resolved.revision, token=token)
     return pulling.from_hub(path, revision=resolved.revision, store=store, token=token)
 
 

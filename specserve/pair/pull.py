@@ -1,8 +1,18 @@
-"""Bring a checkpoint here: from the Hub, or any place fsspec reaches. Its final name appears when it is whole."""
+"""Bring a checkpoint here: from the Hub, or any place fsspec reaches. Its final name appears when it is whole.
+
+Several processes, on several machines, may pull into one folder. File locks are not kept by every network file
+system, so none is used: pullers write the same bytes at the same offsets, skip what another finished, and give
+names by rename. huggingface_hub (2.4, read 2026-11-30) writes each file under a name of its own process.
+"""
 
 from __future__ import annotations
 
+import os
+import random
 import shutil
+from collections.abc import Mapping
+from glob import escape
+from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -10,6 +20,10 @@ from specserve.errors import ConfigError
 from specserve.pair.integrity import Progress
 
 _CHUNK = 8 * 1024**2
+_SYNC = 64 * 1024**2
+"""Bytes between two syncs, and so what a machine that died may have left as zeros at the end of a file."""
+_IDENTITY = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified")
+"""What tells one content of a remote file from the next, as the file systems of fsspec name it."""
 
 
 def destination(store: Path, path: str, revision: str | None) -> Path:
@@ -33,28 +47,34 @@ def from_hub(repo: str, *, revision: str, store: Path, token: str | None) -> Pat
     final = destination(store, repo, revision)
     if final.exists():
         return final
-    partial = _partial(final)
+    partial = final.with_name(f".partial-{final.name}")
     try:
         snapshot_download(repo, revision=revision, local_dir=partial, token=token)
+        _name(partial, final)
     except (OSError, ValueError, HTTPError) as e:
-        raise ConfigError(
-            f"the download stopped ({e}); what is there is kept", where=repo, fix="run it again"
-        ) from None
-    shutil.rmtree(partial / ".cache", ignore_errors=True)
-    return partial.rename(final)
+        if not final.exists():  # another puller named it, and the rest of this download had no place
+            raise _stopped("download", e, repo) from None
+    for rest in (final / ".cache", partial):
+        shutil.rmtree(rest, ignore_errors=True)
+    return final
 
 
-def to_cache(repo: str, *, revision: str | None, token: str | None) -> Path:
-    """Download into the Hub cache, which keeps unfinished files under other names. Raises ConfigError."""
+def to_cache(repo: str, *, revision: str | None, commit: str | None, token: str | None) -> Path:
+    """Download into the Hub cache, which keeps unfinished files under other names. Raises ConfigError.
+
+    ``revision`` as configured: the cache finds a branch offline only if it was asked for by this name.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
     try:
-        return Path(snapshot_download(repo, revision=revision, token=token))
+        folder = Path(snapshot_download(repo, revision=revision, token=token))
     except (OSError, ValueError, HTTPError) as e:
-        raise ConfigError(
-            f"the download stopped ({e}); what is there is kept", where=repo, fix="run it again"
-        ) from None
+        raise _stopped("download", e, repo) from None
+    if commit is not None and folder.name != commit:
+        message = f"{revision or 'main'} moved from {commit} to {folder.name} during the download"
+        raise ConfigError(message, where=repo, fix="run it again")
+    return folder
 
 
 def from_place(url: str, *, store: Path, progress: Progress) -> Path:
@@ -67,24 +87,47 @@ def from_place(url: str, *, store: Path, progress: Progress) -> Path:
     final = destination(store, url, None)
     if final.exists():
         return final
-    partial = _partial(final)
+    partial = None
     try:
         files, root = url_to_fs(url)
         listing = files.find(root, detail=True)
         if not listing:
             raise ConfigError("there is nothing at this place", where=url, fix="correct the path")
-        for remote, info in listing.items():
-            name = _inside(remote, root)
-            _copy(files, remote, int(info["size"]), partial / name, progress)
+        partial = _partial(final, listing)
+        for remote in random.sample(list(listing), len(listing)):  # several pullers begin with different files
+            if final.exists():
+                break
+            _copy(files, remote, int(listing[remote]["size"]), partial / _inside(remote, root), progress)
+        _name(partial, final)
     except (OSError, ValueError, ImportError) as e:
-        raise ConfigError(f"the copy stopped ({e}); what is there is kept", where=url, fix="run it again") from None
-    return partial.rename(final)
+        if not final.exists():
+            raise _stopped("copy", e, url) from None
+    if partial is not None:  # it is there where another puller was faster
+        shutil.rmtree(partial, ignore_errors=True)
+    return final
 
 
-def _partial(final: Path) -> Path:
-    partial = final.with_name(f".partial-{final.name}")
-    partial.mkdir(parents=True, exist_ok=True)
+def _partial(final: Path, listing: Mapping[str, Mapping[str, Any]]) -> Path:
+    """The folder to fill. A listing that changed gets another one: two contents never mix in one file."""
+    facts = [[name, info["size"], *(str(info.get(key)) for key in _IDENTITY)] for name, info in sorted(listing.items())]
+    partial = final.with_name(f".partial-{sha256(repr(facts).encode()).hexdigest()[:8]}-{final.name}")
+    for old in final.parent.glob(f".partial-????????-{escape(final.name)}"):
+        if old != partial:
+            shutil.rmtree(old, ignore_errors=True)
     return partial
+
+
+def _name(partial: Path, final: Path) -> None:
+    """Give what is whole its name, unless another puller did."""
+    try:
+        partial.rename(final)
+    except OSError:
+        if not final.exists():
+            raise
+
+
+def _stopped(what: str, error: Exception, where: str) -> ConfigError:
+    return ConfigError(f"the {what} stopped ({error}); what is there is kept", where=where, fix="run it again")
 
 
 def _inside(remote: str, root: str) -> PurePosixPath:
@@ -95,18 +138,24 @@ def _inside(remote: str, root: str) -> PurePosixPath:
 
 
 def _copy(files: Any, remote: str, size: int, to: Path, progress: Progress) -> None:
-    """Copy one file, going on where an earlier run stopped."""
-    to.parent.mkdir(parents=True, exist_ok=True)
-    done = to.stat().st_size if to.exists() else 0
-    if done > size:
-        to.unlink()
-        done = 0
-    if done == size and to.exists():
+    """Copy one file, going on before the end of what an earlier run synced, or another puller writes."""
+    if to.exists():
         return
-    with files.open(remote, "rb") as source, to.open("ab") as sink:
-        source.seek(done)
+    to.parent.mkdir(parents=True, exist_ok=True)
+    partial = to.with_name(f".partial-{to.name}")
+    descriptor = os.open(partial, os.O_RDWR | os.O_CREAT, 0o666)  # no mode of open() creates and keeps
+    with os.fdopen(descriptor, "r+b") as sink, files.open(remote, "rb") as source:
+        synced = at = max(0, os.fstat(descriptor).st_size - _SYNC)
+        source.seek(at)
+        sink.seek(at)
         while chunk := source.read(_CHUNK):
             sink.write(chunk)
+            at += len(chunk)
+            if at - synced >= _SYNC or at == size:
+                sink.flush()
+                os.fsync(sink.fileno())
+                synced = at
             progress(to.name, len(chunk))
-    if to.stat().st_size != size:
-        raise OSError(f"{remote} gave {to.stat().st_size} of {size} bytes")
+    if at != size:
+        raise OSError(f"{remote} gave {at} of {size} bytes")
+    _name(partial, to)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -130,29 +132,51 @@ def test_single_hash_is_of_the_weights(model: ModelFacts) -> None:
     assert [f.code for f in integrity.check(model, "0" * 64, "models.target_model", quiet)] == ["sha256-mismatch"]
 
 
-def test_copy_from_a_place(model: ModelFacts, tmp_path: Path) -> None:
-    """A copy goes on where it stopped and gets its name at the end."""
+def test_copy_from_a_place(tmp_path: Path) -> None:
+    """A copy goes on before its unsynced end, takes no part of another content, and gets its name at the end."""
     pytest.importorskip("fsspec")
-    store = tmp_path / "store"
-    url = f"file://{model.folder}"
-    final = pull.destination(store, url, None)
-    half = store / f".partial-{final.name}" / "model.safetensors"
-    half.parent.mkdir(parents=True)
-    assert model.folder is not None
-    whole = (model.folder / "model.safetensors").read_bytes()
-    half.write_bytes(whole[:1000])
-    copied: dict[str, int] = {}
+    source, store = tmp_path / "llm" / "big", tmp_path / "store"
+    source.mkdir(parents=True)
+    whole = os.urandom(1 << 20) + b"w" * (64 << 20)
+    (source / "model.safetensors").write_bytes(whole)
+    url = f"file://{source}"
 
-    def count(name: str, n: int) -> None:
-        copied[name] = copied.get(name, 0) + n
+    def stop(_name: str, _n: int) -> None:
+        raise OSError("evicted")
 
-    assert pull.from_place(url, store=store, progress=count) == final
-    assert copied["model.safetensors"] == len(whole) - 1000
-    assert integrity.files_below(final) == integrity.files_below(model.folder)
-    assert not half.parent.exists()
+    with pytest.raises(ConfigError, match="evicted"):
+        pull.from_place(url, store=store, progress=stop)
+    (half,) = store.rglob(".partial-model.safetensors")
+    half.write_bytes(whole[: 1 << 20] + bytes(64 << 20))  # what a machine may leave that died before a sync
+    copied: list[int] = []
+    final = pull.from_place(url, store=store, progress=lambda _name, n: copied.append(n))
+    assert (final, sum(copied)) == (pull.destination(store, url, None), 64 << 20)
+    assert (final / "model.safetensors").read_bytes() == whole
+    assert list(store.iterdir()) == [final]
+
+    shutil.rmtree(final)
+    with pytest.raises(ConfigError, match="evicted"):
+        pull.from_place(url, store=store, progress=stop)
+    whole = whole[::-1]
+    (source / "model.safetensors").write_bytes(whole)
+    pull.from_place(url, store=store, progress=quiet)
     assert (final / "model.safetensors").read_bytes() == whole
     with pytest.raises(ConfigError, match="nothing at this place"):
         pull.from_place(f"file://{tmp_path}/none", store=store, progress=quiet)
+
+
+def test_several_pull_into_one_folder(tmp_path: Path) -> None:
+    """Pods that start at once on a shared volume all find the whole model, and leave nothing else."""
+    pytest.importorskip("fsspec")
+    source, store = tmp_path / "llm" / "big", tmp_path / "store"
+    source.mkdir(parents=True)
+    for n in range(4):
+        (source / f"model-{n}.safetensors").write_bytes(os.urandom(9 << 20))
+    with ThreadPoolExecutor(4) as pods:
+        pulls = [pods.submit(pull.from_place, f"file://{source}", store=store, progress=quiet) for _ in range(4)]
+        (final,) = {done.result() for done in pulls}
+    assert [p.read_bytes() for p in sorted(final.iterdir())] == [p.read_bytes() for p in sorted(source.iterdir())]
+    assert list(store.iterdir()) == [final]
 
 
 @pytest.fixture
@@ -213,10 +237,23 @@ def test_pull_from_the_hub(hub: str, tmp_path: Path) -> None:
         "speculative_decoding: {method: ngram}\n"
     )
     environ = {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path / "cache")}
-    first = specserve("models", "pull", str(path), **environ)
     final = tmp_path / "store" / f"org--model@{COMMIT[:12]}"
-    assert first.returncode == 0, first.stderr
+    with ThreadPoolExecutor(2) as pods:
+        first, other = pods.map(lambda _: specserve("models", "pull", str(path), **environ), range(2))
+    assert (first.returncode, other.returncode) == (0, 0), first.stderr + other.stderr
     assert first.stdout.splitlines()[-1] == f"set models.target_model.path: {final}"
     assert [p.name for p in final.parent.iterdir()] == [final.name]
     assert read(str(final)).total_size_bytes == 82240
     assert specserve("models", "pull", str(path), **environ).returncode == 0
+
+
+@pytest.mark.parametrize("pinned", ["", f", revision: {COMMIT}"])
+def test_what_was_pulled_is_found_offline(hub: str, tmp_path: Path, pinned: str) -> None:
+    """An engine without a network finds the model in the Hub cache, by its branch as by its commit."""
+    path = tmp_path / "pair.yaml"
+    path.write_text(f"models: {{target_model: {{path: org/model{pinned}}}}}\nspeculative_decoding: {{method: ngram}}\n")
+    environ = {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path / "cache")}
+    pulled = specserve("models", "pull", str(path), **environ)
+    assert pulled.returncode == 0, pulled.stderr
+    locked = specserve("models", "lock", str(path), HF_HUB_OFFLINE="1", **environ)
+    assert locked.returncode == 0, locked.stderr
