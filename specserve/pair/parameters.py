@@ -37,13 +37,33 @@ def of_config(whole: Mapping[str, Any], config: Config) -> dict[str, TensorFacts
         entries.append(("lm_head.weight", (vocabulary, hidden)))
     for index, kind in enumerate(layer_kinds(config, layers)):
         entries += ((f"model.layers.{index}.{n}", s) for n, s in _layer(config, hidden, index, kind))
-    for index in range(min(first_int(config, "mtp_num_hidden_layers", "num_nextn_predict_layers") or 0, 64)):
-        entries.append((f"mtp.fc.{index}.weight", (hidden, 2 * hidden)))
-        entries += ((f"mtp.layers.{index}.{n}", s) for n, s in _layer(config, hidden, 10**6, "full"))
     entries += _tower(whole, hidden)
     found = whole.get("quantization_config")
     quantized = found if isinstance(found, Mapping) else {}
-    return {name: facts for entry in entries for name, facts in _stored(*entry, quantized)}
+    stored = {name: facts for entry in entries for name, facts in _stored(*entry, quantized)}
+    mtp = list(_mtp(config, hidden, layers))
+    reached = quantized if _reaches_mtp(quantized, layers) else {}
+    return stored | {name: facts for entry in mtp for name, facts in _stored(*entry, reached)}
+
+
+def _mtp(config: Config, hidden: int, layers: int) -> Iterator[Entry]:
+    """MTP modules as families name them: ``mtp.*``, or layers behind the model's own (num_nextn_predict_layers)."""
+    behind = first_int(config, "mtp_num_hidden_layers") is None
+    for index in range(min(first_int(config, "mtp_num_hidden_layers", "num_nextn_predict_layers") or 0, 64)):
+        prefix = f"model.layers.{layers + index}." if behind else f"mtp.layers.{index}."
+        yield f"{prefix}eh_proj.weight" if behind else f"mtp.fc.{index}.weight", (hidden, 2 * hidden)
+        yield from ((prefix + n, s) for n, s in _layer(config, hidden, 10**6, "full"))
+
+
+def _reaches_mtp(quantized: Mapping[str, Any], layers: int) -> bool:
+    """Whether MTP modules are quantized, but for what the list of exceptions names.
+
+    Checkpoints that were released in FP8 are so in whole (DeepSeek, Qwen; public headers read 2026-11-30).
+    Quantizers that go through Transformers do not see MTP and copy it (vLLM #44333, AutoAWQ #736), unless their
+    list names parts of it, as GLM's does.
+    """
+    named = (re.search(r"mtp|\blayers\.(\d{1,6})\b", text) for text in _exceptions(quantized))
+    return quantized.get("quant_method") == "fp8" or any(n and (not n[1] or int(n[1]) >= layers) for n in named)
 
 
 def _layer(config: Config, hidden: int, index: int, kind: str) -> Iterator[Entry]:
@@ -157,8 +177,8 @@ def _stored(name: str, shape: tuple[int, ...], quantized: Mapping[str, Any]) -> 
     """A tensor as a quantized checkpoint stores it: packed weight and scales; others in half precision."""
     mxfp4, elements = str(quantized.get("quant_method")) == "mxfp4", prod(shape)
     bits, group = _bits(quantized)
-    matrix = len(shape) > 1 and ".layers." in name and "gate.weight" not in name and "conv" not in name
-    if not matrix or bits is None or name.startswith(("vision", "mtp.")) or _ignored(name, quantized) or (
+    matrix = len(shape) > 1 and ".layers." in name and not re.search(r"gate\.weight|conv|eh_proj", name)
+    if not matrix or bits is None or name.startswith("vision") or _ignored(name, quantized) or (
         mxfp4 and "experts." not in name
     ):  # fmt: skip
         yield name, TensorFacts("BF16", shape, elements * 2, "")
@@ -171,20 +191,26 @@ def _stored(name: str, shape: tuple[int, ...], quantized: Mapping[str, Any]) -> 
 
 
 def _ignored(name: str, quantized: Mapping[str, Any]) -> bool:
-    """Whether the quantization leaves a module alone: exact names, prefixes, globs or ``re:`` patterns.
+    """Whether the quantization leaves a module alone: names of it or of what holds it, globs or ``re:`` patterns.
 
     >>> _ignored("model.layers.3.self_attn.o_proj.weight", {"ignore": ["re:.*self_attn.*", "lm_head"]})
     True
+    >>> _ignored("mtp.layers.0.mlp.gate_proj.weight", {"ignore": ["mtp.layers.0.mlp.gate"]})
+    False
     """
     module = name.removesuffix(".weight")
+    for text in _exceptions(quantized):
+        with contextlib.suppress(re.error):
+            patterns = [text[3:]] if text.startswith("re:") else map(fnmatch.translate, (text, f"{text}.*"))
+            if any(re.match(pattern, module) for pattern in patterns):
+                return True
+    return False
+
+
+def _exceptions(quantized: Mapping[str, Any]) -> Iterator[str]:
     for key in ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules"):
         listed = quantized.get(key)
-        for text in map(str, listed if isinstance(listed, list) else ()):
-            with contextlib.suppress(re.error):
-                pattern = text[3:] if text.startswith("re:") else fnmatch.translate(text + "*")
-                if re.match(pattern, module):
-                    return True
-    return False
+        yield from map(str, listed if isinstance(listed, list) else ())
 
 
 def _bits(quantized: Mapping[str, Any]) -> tuple[int | None, int]:

@@ -19,6 +19,7 @@ from specserve.pair.fields import Config, first_int, layer_count
 
 Part = Literal["embedding", "head", "layer", "other", "tower", "mtp"]
 _LAYER = re.compile(r"\.?(?:layers|h|blocks|block)\.(\d+)\.")
+_MTP = re.compile(r"(^|\.)mtp[._]")
 _TOWER = re.compile(
     r"(^|\.)(vision|visual|vit|image|audio|speech|multi_modal|multimodal|mm_|patch_|embed_vision|embed_audio|"
     r"sound|aligner|code2wav|talker|token2wav)", re.IGNORECASE)  # fmt: skip
@@ -86,16 +87,16 @@ def place(name: str, shape: tuple[int, ...], split: Split) -> Place:
     >>> p.parameter, str(p.share)  # 2 KV heads on 4 GPUs: each holds one
     ('layers.3.self_attn.qkv.weight', '1/2')
     """
-    if name.startswith("mtp.") or ".mtp." in name:
-        return Place("mtp", None, name, _share(name, shape, split))
-    if _TOWER.search(name):
+    found, is_mtp = _LAYER.search(name), _MTP.search(name) is not None
+    if is_mtp and found is None:  # mtp.fc is column-parallel (vLLM's qwen3_next_mtp.py, 2026-11-30)
+        return Place("mtp", None, name, Fraction(1, split.tp) if ".fc." in name else _share(name, shape, split))
+    if not is_mtp and _TOWER.search(name):
         return Place("tower", None, name, Fraction(1) if split.replicate_tower else _share(name, shape, split))
-    found = _LAYER.search(name)
     if found is None:  # what belongs to no layer
         part: Part = "head" if _HEAD.search(name) else "embedding" if _EMBEDDING.search(name) else "other"
         return Place(part, None, name, Fraction(1) if part == "other" else _vocabulary_share(shape, split.tp))
     layer = int(found.group(1))
-    part = "mtp" if split.layers and layer >= split.layers else "layer"
+    part = "mtp" if is_mtp or (split.layers and layer >= split.layers) else "layer"
     parameter, share, linear, expert = _in_layer(name[found.end() :], shape, split)
     return Place(part, layer, f"layers.{layer}.{parameter}", share, linear, expert)
 

@@ -118,6 +118,37 @@ def test_mtp_modules_are_apart() -> None:
     assert found.mtp_bytes == 1024 * 4096 * 2 + 1024 * 2048 * 2
 
 
+@pytest.mark.parametrize("prefix", ["mtp.layers.0.", "model.layers.2."])
+def test_experts_of_an_mtp_module_are_cut(prefix: str) -> None:
+    """By TP, or handed out whole with EP, as those of any layer; so is its projection where it is column-parallel."""
+    experts = {f"{prefix}mlp.experts.{i}.up_proj.weight": tensor((4096, 1024)) for i in range(8)}
+    one, config = 4096 * 1024 * 2, {**CONFIG, "num_experts": 8}
+    assert weigh(experts, config, tp=4).mtp_bytes == 2 * one
+    assert weigh(experts, config, tp=4, **{"enable-expert-parallel": True}).mtp_bytes == 2 * one
+    assert weigh({"mtp.fc.weight": tensor((1024, 2048))}, tp=4).mtp_bytes == 1024 * 512 * 2
+    assert weigh({"model.mtp_layers.0.mlp.down_proj.weight": tensor((1024, 4096))}).mtp_bytes == 1024 * 4096 * 2
+
+
+@pytest.mark.parametrize(
+    ("quantized", "eight_bit"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, True),
+        ({"quant_method": "fp8", "modules_to_not_convert": ["model.layers.2.mlp"]}, False),
+        ({"quant_method": "compressed-tensors", "ignore": ["lm_head", "model.layers.2.eh_proj"]}, True),
+        ({"quant_method": "compressed-tensors", "ignore": ["lm_head", "model.layers.1.mlp.gate"]}, False),
+        ({"quant_method": "gptq", "bits": 8}, False),
+    ],
+)
+def test_which_quantized_checkpoints_have_a_quantized_mtp_module(quantized: dict[str, Any], eight_bit: bool) -> None:
+    """From config.json alone: FP8 releases and lists that know the module; other quantizers copy it as it was."""
+    config = {**CONFIG, "num_nextn_predict_layers": 1, "quantization_config": quantized}
+    found = parameters.of_config(config, config)
+    assert found is not None
+    down = sum(t.nbytes for n, t in found.items() if n.startswith("model.layers.2.mlp.down_proj.weight"))
+    assert (down < 1024 * 4096 * 1.1) is eight_bit
+    assert found["model.layers.2.eh_proj.weight"].dtype == "BF16"
+
+
 @pytest.mark.parametrize(
     ("dtype", "setting", "expected"),
     [("F32", "auto", 2), ("BF16", "float32", 4), ("F8_E4M3", "auto", 1), ("U8", "auto", 1), ("I32", "auto", 4)],
