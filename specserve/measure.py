@@ -64,9 +64,13 @@ class Bench:
 
     def run(self, before: Result | None = None) -> Result:
         """Measure every block that ``before`` does not hold. Raises Interrupted with what was measured on disk."""
-        if before is not None and before.complete and not self.objectives:
+        self._result = before or fresh(self.specs, self.plan)
+        left = self.plan.left(self._result.blocks) or ()
+        if before is not None and before.complete and not left and not self.objectives:
             return before
-        self._result = before or self._fresh()
+        searches = [s for s in self._result.searches if s.objectives == self.objectives or not self.objectives]
+        complete = self._result.complete and not left
+        self._result = self._result.model_copy(update={"searches": searches, "complete": complete})
         self._started = self.clock() - (before.blocks[-1].started_seconds if before and before.blocks else 0.0)
         key = self.specs[0].loaded.settings.server.api_key
         steps = self.plan.steps()
@@ -75,7 +79,7 @@ class Bench:
                 self.environ, api_key=key.get_secret_value() if key else None, log=self.out / "client.log"
             ) as load:
                 last = {step.arm: step.index for step in steps}
-                for step in steps[len(self._result.blocks) :]:
+                for step in left:
                     self.progress.step(step.index, len(steps), f"{step.arm}: {step.workload} x{step.concurrency}")
                     self._block(load, step)
                     if step.index == last[step.arm]:  # before the other arm takes its place
@@ -94,19 +98,6 @@ class Bench:
         finally:
             self._stop()
         return self._result
-
-    def _fresh(self) -> Result:
-        installed = introspect.installed()
-        return Result(
-            specserve_version=__version__,
-            engine=f"{installed.distribution} {installed.version}" if installed else None,
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-            machine=machine(),
-            title=self.specs[-1].loaded.path.stem,
-            arms=[Arm(name=s.name, config=_config(s), **masked({"url": s.url})) for s in self.specs],
-            blocks=[],
-            complete=False,
-        )
 
     def _keep(self, **update: Any) -> None:
         self._result = self._result.model_copy(update=update)
@@ -221,6 +212,22 @@ class Bench:
             if found is not None:
                 out.append(found)
         return out
+
+
+def fresh(specs: Sequence[ArmSpec], plan: Plan) -> Result:
+    """A result with nothing measured yet."""
+    installed = introspect.installed()
+    return Result(
+        specserve_version=__version__,
+        engine=f"{installed.distribution} {installed.version}" if installed else None,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        machine=machine(),
+        title=specs[-1].loaded.path.stem,
+        arms=[Arm(name=s.name, config=_config(s), **masked({"url": s.url})) for s in specs],
+        workloads={w.name: w.digest for w in plan.workloads},
+        blocks=[],
+        complete=False,
+    )
 
 
 def _send(load: LoadClient, server: Server, workload: Workload, concurrency: int) -> Measured:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from specserve.bench.result import Block
 from specserve.bench.workload import Workload
 
 
@@ -37,6 +38,14 @@ class Plan:
                 for concurrency in [max(self.concurrency)] if workload.is_timed else self.concurrency:
                     out.append(Step(len(out), arm, workload.name, concurrency))
         return tuple(out)
+
+    def left(self, blocks: Sequence[Block]) -> tuple[Step, ...] | None:
+        """What is still to be measured after these blocks; None where they are not the first ones of this plan."""
+        steps = self.steps()
+        done = [(b.arm, b.workload, b.concurrency) for b in blocks]
+        if done != [(s.arm, s.workload, s.concurrency) for s in steps[: len(done)]]:
+            return None
+        return steps[len(done) :]
 
 
 def legs(arms: Sequence[str], repeat: int) -> list[str]:

@@ -147,12 +147,34 @@ class Result(_Record):
     machine: dict[str, Any] = Field(default_factory=dict)
     title: str = ""
     arms: list[Arm]
+    workloads: dict[str, str] = Field(default_factory=dict, description="Name -> SHA-256 of all that was sent.")
     blocks: list[Block]
     order: list[str] = Field(default_factory=list, description="What happened, in order: starts, stops, blocks.")
     answers: list[Answers] = Field(default_factory=list)
     checks: list[Check] = Field(default_factory=list)
     searches: list[Search] = Field(default_factory=list)
     complete: bool = Field(True, description="False when it was interrupted; what was measured is all here.")
+
+
+_SHAPES = ("models.", "engine.", "speculative_decoding.", "server.max_concurrent_requests")
+"""Keys of the configuration that bear on what is measured."""
+
+
+def differences(old: Result, new: Result) -> list[tuple[str, str, str]]:
+    """Rows (what, then, now) in which two results are of different benchmarks, so that no block of one belongs to the
+    other. Not compared: the blocks themselves."""
+    then, now = _identity(old), _identity(new)
+    rows = [(key, then.get(key, "not set"), now.get(key, "not set")) for key in sorted(then.keys() | now.keys())]
+    return [(key, f"then {a}", f"now {b}") for key, a, b in rows if a != b]
+
+
+def _identity(of: Result) -> dict[str, Any]:
+    found = {"arms": ", ".join(a.name for a in of.arms), "engine": of.engine, "gpus": of.machine.get("gpus")}
+    found |= {f"prompts of {name}": digest[:12] for name, digest in of.workloads.items()}
+    for arm in of.model_dump(mode="json")["arms"]:
+        found |= {f"{arm['name']}: {k}": v for k, v in arm["config"].items() if k.startswith(_SHAPES)}
+        found[f"{arm['name']}: url"] = arm["url"]
+    return found
 
 
 def read(path: Path) -> Result:

@@ -53,6 +53,12 @@ class Workload(BaseModel):
         """Whether two runs should give the same answers."""
         return self.temperature == 0
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all that is sent: prompts, lengths, times and sampling."""
+        sent = self.model_dump_json(exclude={"description", "predictability"})
+        return hashlib.sha256(sent.encode()).hexdigest()
+
 
 def builtin_names() -> list[str]:
     """Names of the workloads that come with specserve."""

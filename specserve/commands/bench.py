@@ -45,7 +45,7 @@ _WORKLOADS = ", ".join(sorted(p.stem for p in (Path(__file__).parents[1] / "benc
 @click.option("--slo", help="Also search the highest load within these, e.g. ttft_p99=200ms,tpot_p99=30ms.")
 @click.option("--slo-seconds", default=30.0, show_default=True, type=click.FloatRange(1), help="Length of one probe.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("bench"), show_default=True, help="Output folder.")
-@click.option("--resume", is_flag=True, help="Continue what was interrupted in the output folder.")
+@click.option("--resume", is_flag=True, help="Add what --out lacks: after an interruption, or with a higher --repeat.")
 @interruptible
 def bench(loaded: Loaded, output: str, out: Path, resume: bool, **options: Any) -> None:
     """Measure whether speculation makes CONFIG faster.
@@ -68,7 +68,7 @@ def bench(loaded: Loaded, output: str, out: Path, resume: bool, **options: Any) 
     if objectives:
         arm.guidellm(os.environ)  # before minutes are spent: is it installed?
     out.mkdir(parents=True, exist_ok=True)
-    before = _before(out, resume, plan)
+    before = _before(out, resume, specs, plan)
     for spec in specs:
         if spec.url is None:  # both arms, before minutes are spent on the first
             preflight.require(preflight.run(spec.loaded, environ=os.environ))
@@ -170,7 +170,8 @@ def _numbers(text: str) -> tuple[int, ...]:
     return numbers
 
 
-def _before(out: Path, resume: bool, plan: Plan) -> Result | None:
+def _before(out: Path, resume: bool, specs: Sequence[ArmSpec], plan: Plan) -> Result | None:
+    from specserve import measure
     from specserve.bench import result
     from specserve.errors import ConfigError
 
@@ -179,13 +180,19 @@ def _before(out: Path, resume: bool, plan: Plan) -> Result | None:
         return None
     if not resume:
         raise ConfigError(
-            "already holds a result", where=str(out), fix="give another --out, or --resume to continue it"
+            "already holds a result", where=str(out), fix="give another --out, or --resume to add what it lacks"
         )
     before = result.read(path)
-    steps = [(s.arm, s.workload, s.concurrency) for s in plan.steps()]
-    done = [(b.arm, b.workload, b.concurrency) for b in before.blocks]
-    if tuple(a.name for a in before.arms) != plan.arms or done != steps[: len(done)]:
-        raise ConfigError("holds another benchmark; --resume continues the same command only", where=str(path))
+    facts = result.differences(before, measure.fresh(specs, plan))
+    if plan.left(before.blocks) is None:
+        facts.append(("blocks", "then in another order, or more", "now as --workload, --concurrency and --repeat say"))
+    if facts:
+        raise ConfigError(
+            "holds another benchmark; --resume continues the same one, with the same or a higher --repeat",
+            where=str(path),
+            facts=facts,
+            fix="give another --out, or the configuration and options of then",
+        )
     return before
 
 

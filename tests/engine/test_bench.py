@@ -150,13 +150,13 @@ def test_a_certificate_of_our_own_is_not_checked(stub: Start, tmp_path: Path) ->
 
 
 def test_an_interrupted_bench_is_continued(stub: Start, tmp_path: Path) -> None:
-    """Ctrl-C keeps what was measured, and --resume measures the rest only."""
+    """Ctrl-C keeps what was measured; --resume measures the rest only, extends what is complete, and mixes nothing."""
     off, on = stub("--stub-step", "0.03"), stub("--stub-step", "0.02")
     (tmp_path / "config.yaml").write_text(CONFIG)
     argv = [sys.executable, "-m", "specserve", "bench", str(tmp_path / "config.yaml"), "--url-baseline", off]
-    argv += ["--url-speculative", on, "--workload", "chat", "--concurrency", "2,4", "--prompts", "8"]
+    argv += ["--url-speculative", on, "--workload", "chat", "--concurrency", "2", "--prompts", "8"]
     argv += ["--max-tokens", "16", "--out", str(tmp_path / "out")]
-    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*argv, "--repeat", "2"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     path = tmp_path / "out" / "result.json"
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not (path.exists() and measured(path)):
@@ -166,11 +166,19 @@ def test_an_interrupted_bench_is_continued(stub: Start, tmp_path: Path) -> None:
     assert process.returncode == 130, err
     before = measured(path)
     assert 1 <= len(before) < 8
-    again = subprocess.run([*argv, "--resume"], capture_output=True, text=True, timeout=240, check=False)
-    assert again.returncode == 0, again.stderr
-    after = read(path)
-    assert [b.started_seconds for b in after.blocks[: len(before)]] == before
-    assert (len(after.blocks), after.complete) == (8, True)
+    least = (len(before) + 3) // 4  # four blocks a repeat
+    for repeat in (least, least + 1):
+        again = subprocess.run(
+            [*argv, "--repeat", str(repeat), "--resume"], capture_output=True, text=True, timeout=240, check=False
+        )
+        assert again.returncode == 0, again.stderr
+        after = read(path)
+        assert [b.started_seconds for b in after.blocks[: len(before)]] == before
+        assert (len(after.blocks), after.complete) == (4 * repeat, True)
+    other = subprocess.run([*argv, "--seed", "1", "--resume"], capture_output=True, text=True, timeout=60, check=False)
+    assert other.returncode == 2
+    assert "holds another benchmark" in other.stderr
+    assert "prompts of chat" in other.stderr
 
 
 def measured(path: Path) -> list[float]:

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from specserve.arm import ArmSpec, foreign_tokens, require_side_by_side
-from specserve.bench import advice, breakeven, judge, report, stats
+from specserve.bench import advice, breakeven, judge, report, stats, workload
 from specserve.bench.plan import Plan, legs
-from specserve.bench.result import Answers, Arm, Block, Check, Result, Sample, Speculation
+from specserve.bench.result import Answers, Arm, Block, Check, Result, Sample, Speculation, differences
 from specserve.bench.workload import Request, Workload
 from specserve.config.load import load
 from specserve.engine import metrics
 from specserve.errors import ConfigError
-from specserve.measure import gpus_of
+from specserve.measure import fresh, gpus_of
 
 
 def simulate(
@@ -348,6 +348,39 @@ def test_order_goes_there_and_back_again() -> None:
     plan = Plan(("a", "b"), (), (1, 2))
     assert plan.steps() == ()
     assert legs(["a", "b"], 2) == ["a", "b", "b", "a", "a", "b", "b", "a"]
+
+
+def test_only_the_same_benchmark_is_resumed(tmp_path: Path) -> None:
+    """Blocks are added to those of the same arms, engine options and prompts; a port or an alert changes nothing."""
+    path = tmp_path / "config.yaml"
+    path.write_text("models: {target_model: {path: /m}}\nspeculative_decoding: {method: ngram}\n")
+
+    def again(*overrides: str, seed: int = 0, url: str | None = None) -> Result:
+        arm = ArmSpec("on", load(path, environ={}, overrides=overrides), url=url)
+        chat = workload.pick(workload.builtin("chat"), 8, seed=seed)
+        return fresh([arm], Plan(("on",), (chat,), (1,)))
+
+    then = Result.model_validate_json(again("speculative_decoding.schedule=[[1, 8, 5]]").model_dump_json())
+    assert differences(then, again("speculative_decoding.schedule=[[1, 8, 5]]", "server.port=9000")) == []
+    rows = differences(again(), again("speculative_decoding.num_speculative_tokens=7", url="http://b:1"))
+    assert rows == [
+        ("on: speculative_decoding.num_speculative_tokens", "then not set", "now 7"),
+        ("on: url", "then None", "now http://b:1"),
+    ]
+    ((what, _, _),) = differences(again(), again(seed=1))
+    assert what == "prompts of chat"
+
+
+def test_more_repeats_extend_a_benchmark() -> None:
+    """A complete benchmark of one repeat lacks the second; other loads or fewer repeats are another plan."""
+    done = [b.model_copy(update={"concurrency": 1}) for b in simulate().blocks]
+    words = Workload(name="w", requests=(Request(id="a", prompt="x"),))
+    assert Plan(("off", "on"), (words,), (1,)).left(done) == ()
+    left = Plan(("off", "on"), (words,), (1,), repeat=2).left(done)
+    assert left is not None
+    assert [(s.index, s.arm) for s in left] == [(4, "off"), (5, "on"), (6, "on"), (7, "off")]
+    assert Plan(("off", "on"), (words,), (1, 4), repeat=2).left(done) is None
+    assert Plan(("off", "on"), (words,), (1,)).left([*done, *done]) is None
 
 
 def test_the_report_shows_the_gpu_where_there_was_one() -> None:
