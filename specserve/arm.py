@@ -177,9 +177,11 @@ def _delta(before: metrics.EngineSnapshot | None, after: metrics.EngineSnapshot 
 def foreign_tokens(
     before: metrics.EngineSnapshot | None, after: metrics.EngineSnapshot | None, ours: int
 ) -> float | None:
-    """Tokens that the server made for others; None when there were none to speak of, or it is unknown."""
+    """Tokens that the server made for others, 0 when there were none to speak of; None when it is unknown."""
     made = _delta(before, after, "generation_tokens")
-    return None if made is None or made <= ours * (1 + MAX_FOREIGN_SHARE) else made - ours
+    if made is None:
+        return None
+    return made - ours if made > ours * (1 + MAX_FOREIGN_SHARE) else 0.0
 
 
 def prefix_hits(before: metrics.EngineSnapshot | None, after: metrics.EngineSnapshot | None) -> float | None:

@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from specserve.bench import judge
 from specserve.bench.judge import Cell
 from specserve.bench.result import Answers, Result, Search
+from specserve.config.speculation import SpeculativeDecoding
+from specserve.engine.args import WIDEST_STEP
 
 LATER = 1.1
 """A first token that comes more than a tenth later is worth a sentence."""
+MORE = "add blocks with --resume and a higher --repeat"
 
 
 def conclusion(result: Result, cells: Sequence[Cell]) -> list[str]:
@@ -21,7 +24,7 @@ def conclusion(result: Result, cells: Sequence[Cell]) -> list[str]:
     by_workload = [[c for c in cells if c.workload == w] for w in dict.fromkeys(c.workload for c in cells)]
     for here in sorted(by_workload, key=_best, reverse=True):
         if not failed and here[0].workload not in wrong:
-            out.append(_advice(here[0].workload, here))
+            out.append(_advice(here[0].workload, here, _tokens(result)))
     out += _within(result)
     unsound = [f"{c.workload} at {c.concurrency}: {w}." for c in cells for w in c.warnings]
     if unsound:
@@ -51,7 +54,13 @@ def _later(cells: Sequence[Cell]) -> str:
     return f" The first token comes {worst.ttft_ratio:.2f}x as late at {worst.concurrency}."
 
 
-def _advice(workload: str, cells: Sequence[Cell]) -> str:
+def _tokens(result: Result) -> int:
+    """Tokens per draft of the arm that speculates."""
+    configured = result.arms[-1].config.get("speculative_decoding.num_speculative_tokens")
+    return int(configured or SpeculativeDecoding().num_speculative_tokens)
+
+
+def _advice(workload: str, cells: Sequence[Cell], tokens: int) -> str:
     known = [c for c in cells if c.speedup]
     faster = [c for c in known if c.verdict == "faster"]
     slower = [c for c in known if c.verdict == "slower"]
@@ -62,22 +71,41 @@ def _advice(workload: str, cells: Sequence[Cell]) -> str:
         seen = f"{_factors(faster)} faster per token{rest}.{_later(faster)}"
         return f"Turn it on for {workload} up to {top} concurrent requests: {seen}"
     if faster:
-        limit = max((c.concurrency for c in faster if c.concurrency < min(s.concurrency for s in slower)), default=None)
-        if limit is not None:
-            on = [c for c in faster if c.concurrency <= limit]
-            return (
-                f"Turn it on for {workload} up to {limit} concurrent requests ({_factors(on)}); "
-                f"from {min(s.concurrency for s in slower)} on leave it off ({_factors(slower)}). "
-                f"In the config: speculative_decoding.max_batch_size: {limit}.{_later(on)}"
-            )
+        return _by_load(workload, faster, slower, tokens)
     if slower:
         seen = f"{_factors(slower)} (below 1 is slower)"
         return f"Leave it off for {workload}: {seen}. In the config: speculative_decoding.enabled: false."
     if known and all(c.verdict == "no difference" for c in known):
         return f"It makes no difference for {workload} ({_factors(known)})."
     if known:
-        return f"Undecided for {workload} ({_factors(known)}), noise hides the effect: raise --repeat or --prompts."
+        return f"Undecided for {workload} ({_factors(known)}), noise hides the effect: {MORE}, or raise --prompts."
     return f"No verdict for {workload}."
+
+
+def _by_load(workload: str, faster: Sequence[Cell], slower: Sequence[Cell], tokens: int) -> str:
+    """Faster at some loads, slower at others: one limit that parts them is a line for the config."""
+    on, off = sorted(c.concurrency for c in faster), sorted(c.concurrency for c in slower)
+    if on[-1] < off[0]:
+        return (
+            f"Turn it on for {workload} up to {on[-1]} concurrent requests ({_factors(faster)}); "
+            f"from {off[0]} on leave it off ({_factors(slower)}). "
+            f"In the config: speculative_decoding.max_batch_size: {on[-1]}.{_later(faster)}"
+        )
+    if off[-1] < on[0]:
+        return (
+            f"Turn it on for {workload} from {on[0]} concurrent requests on ({_factors(faster)}); "
+            f"up to {off[-1]} leave it off ({_factors(slower)}). In the config: speculative_decoding.schedule: "
+            f"[[1, {on[0] - 1}, 0], [{on[0]}, {WIDEST_STEP}, {tokens}]].{_later(faster)}"
+        )
+    return (
+        f"No one limit for {workload}: faster at {_words(on)} concurrent requests ({_factors(faster)}), slower at "
+        f"{_words(off)} ({_factors(slower)}). Before deciding, {MORE}; if it stays so, "
+        f"speculative_decoding.schedule turns it on by batch size.{_later(faster)}"
+    )
+
+
+def _words(loads: Sequence[int]) -> str:
+    return " and ".join(map(str, loads))
 
 
 def _factors(cells: Sequence[Cell]) -> str:

@@ -104,12 +104,14 @@ def _ms(spread: Spread | None) -> str:
 
 
 def _acceptance_text(result: Result) -> tuple[str, ...]:
-    used = [b for b in result.blocks if b.foreign_tokens]
+    others = [b.foreign_tokens for b in result.blocks]
+    used, unknown = sum(1 for n in others if n), others.count(None)
+    said = [f"In {used} of {len(others)} blocks somebody else used the server: there it is unknown."] if used else []
+    if unknown:
+        said.append(f"In {unknown} of {len(others)} blocks it is not known whether somebody else used the server.")
     return (
         "Acceptance rate is accepted over drafted tokens; mean acceptance length is 1 + accepted over drafts.",
-        f"In {len(used)} of {len(result.blocks)} blocks somebody else used the server: there it is unknown."
-        if used
-        else "From the engine's counters over each block; nobody else used the server.",
+        *(said or ["From the engine's counters over each block; nobody else used the server."]),
     )
 
 

@@ -64,7 +64,9 @@ class Block(_Record):
     speculation: Speculation | None = Field(None, description="None where nothing was drafted or it is unknown.")
     prefix_cache_hit_ratio: float | None = None
     foreign_tokens: float | None = Field(
-        None, description="Tokens made for somebody else meanwhile: then acceptance and prefix hits are unknown."
+        None,
+        description="Tokens made for somebody else meanwhile; above 0, acceptance and prefix hits are unknown. "
+        "None where the counters could not be read.",
     )
     gpu: dict[str, float] | None = Field(
         None, description="Means over the block: utilization_ratio, power_watts, memory_used_bytes; None without a GPU."

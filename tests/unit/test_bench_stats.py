@@ -97,12 +97,21 @@ def test_a_slower_arm_is_slower(seed: int) -> None:
 
 
 def test_the_advice_is_a_line_for_the_config() -> None:
-    """Faster at 4 requests and slower at 16 becomes the largest batch that speculates; slower everywhere, off."""
+    """Faster up to 4 requests is the largest batch that speculates, from 4 on the smallest; slower everywhere, off."""
     under_load = [b.model_copy(update={"concurrency": 16}) for b in simulate(0.7, repeat=2).blocks]
     both = result([*simulate(1.5, repeat=2).blocks, *under_load])
     (said,) = advice.conclusion(both, judge.cells(both))
     assert said.startswith("Turn it on for w up to 4 concurrent requests (1.")
     assert said.endswith("In the config: speculative_decoding.max_batch_size: 4.")
+    alone = [b.model_copy(update={"concurrency": 2}) for b in simulate(0.8, repeat=2).blocks]
+    busy = result([*alone, *simulate(1.5, repeat=2).blocks])
+    (said,) = advice.conclusion(busy, judge.cells(busy))
+    assert said.startswith("Turn it on for w from 4 concurrent requests on (1.")
+    assert said.endswith("In the config: speculative_decoding.schedule: [[1, 3, 0], [4, 4096, 5]].")
+    mixed = result([*busy.blocks, *(b.model_copy(update={"concurrency": 1}) for b in simulate(1.5, repeat=2).blocks)])
+    (said,) = advice.conclusion(mixed, judge.cells(mixed))
+    assert said.startswith("No one limit for w: faster at 1 and 4 concurrent requests (1.")
+    assert "slower at 2 (0." in said
     never = result(under_load)
     assert advice.conclusion(never, judge.cells(never))[0].endswith("speculative_decoding.enabled: false.")
 
@@ -206,9 +215,24 @@ def test_tokens_for_somebody_else_are_noticed() -> None:
         text = f'vllm:generation_tokens_total{{engine="0",model_name="m"}} {tokens}\n'
         return metrics.parse(text, at_seconds=0.0)
 
-    assert foreign_tokens(snapshot(100), snapshot(1100), 1000) is None
+    assert foreign_tokens(snapshot(100), snapshot(1100), 1000) == 0
     assert foreign_tokens(snapshot(100), snapshot(1400), 1000) == 300
     assert foreign_tokens(None, snapshot(1400), 1000) is None
+
+
+@pytest.mark.parametrize(
+    ("foreign", "said"),
+    [
+        ([0.0, 0.0, 0.0, 0.0], "nobody else used the server"),
+        ([None, 0.0, 300.0, 0.0], "In 1 of 4 blocks somebody else used the server: there it is unknown. In 1 of 4"),
+        ([None] * 4, "In 4 of 4 blocks it is not known whether somebody else used the server."),
+    ],
+)
+def test_who_used_the_server_is_said_as_far_as_it_is_known(foreign: list[float | None], said: str) -> None:
+    """Counters that could not be read are no proof that the server was ours alone."""
+    blocks = [b.model_copy(update={"foreign_tokens": f}) for b, f in zip(simulate(1.5).blocks, foreign, strict=True)]
+    (part,) = [p for p in report.document([result(blocks)]) if p.title == "Acceptance"]
+    assert said in " ".join(part.text)
 
 
 def test_a_later_first_token_is_said() -> None:
