@@ -134,9 +134,11 @@ class _Run:
         record = leftovers.record_of(child.pid, port=self._launch.settings.server.port, log=str(self._launch.log))
         try:
             self._record = record.write(self._launch.folder)
-        except OSError:
-            child.kill()
-            raise
+        except OSError as error:  # a disk that fills up does not stop the engine
+            self._report.note(
+                f"Warning: {self._launch.folder}: cannot be written ({error.strerror}); if specserve is killed, "
+                "the next start will not know this engine. Fix: make room there, or export XDG_STATE_HOME=another"
+            )
         return child
 
     def _line(self, raw: str) -> None:
@@ -241,7 +243,7 @@ class _Run:
             self._launch.log, self._phases[-1], tuple(child.lines()), child.poll(), self._readiness.last_answer
         )
         if self._record is not None and not session_members(child.pid):
-            self._record.unlink(missing_ok=True)
+            leftovers.forget(self._record)
 
 
 def follows(settings: Settings) -> str:

@@ -13,7 +13,7 @@ import socket
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -60,13 +60,13 @@ def make_private(folder: Path) -> None:
         raise ConfigError(
             f"cannot be made ({error.strerror}); specserve keeps its records there",
             where=str(folder),
-            fix="export TMPDIR=a folder that you may write",
+            fix="make room there, or export XDG_STATE_HOME=a folder that you may write",
         ) from error
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
         raise ConfigError(
             f"belongs to user {facts.st_uid}; it must be a folder of your own",
             where=str(folder),
-            fix="export TMPDIR=a folder of your own",
+            fix="export XDG_STATE_HOME=a folder of your own",
         )
 
 
@@ -93,6 +93,12 @@ class Record:
         return path
 
 
+def forget(record: Path) -> None:
+    """Delete it. Where the folder has become read-only it stays: an engine that is gone cannot be mistaken."""
+    with suppress(OSError):
+        record.unlink()
+
+
 @dataclass(frozen=True)
 class Leftover:
     """An engine, or what remains of it, that nobody supervises."""
@@ -105,7 +111,7 @@ class Leftover:
         """KILL it; answers the pids that are still there. Nobody waits for its answers any more."""
         left = kill_session(self.record.session, timeout=timeout)
         if not left:
-            self.path.unlink(missing_ok=True)
+            forget(self.path)
         return left
 
 
@@ -142,7 +148,7 @@ def find(folder: Path) -> list[Leftover]:
         if pids:
             found.append(Leftover(record, path, pids))
         else:
-            path.unlink(missing_ok=True)
+            forget(path)
     return found
 
 
@@ -224,7 +230,7 @@ def _records(folder: Path) -> Iterator[tuple[Path, Record]]:
         except FileNotFoundError:
             continue  # another run has just ended
         except (ValueError, TypeError):
-            path.unlink(missing_ok=True)  # of another version: nothing can be known from it
+            forget(path)  # of another version: nothing can be known from it
 
 
 def _same(pid: int, started: float) -> bool:

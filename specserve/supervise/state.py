@@ -182,7 +182,8 @@ def _due(m: Machine, now: float) -> bool:
 
 
 def _start(m: Machine, now: float, limits: Limits, reason: str) -> Transition:
-    started = replace(m, state=State.STARTING, since=now, deadline=now + limits.start_timeout_seconds, killed=False)
+    until = now + limits.start_timeout_seconds
+    started = replace(m, state=State.STARTING, since=now, deadline=until, killed=False, fix=None)
     return Transition(started, Action.START, reason)
 
 

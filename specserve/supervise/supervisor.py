@@ -137,10 +137,10 @@ class Supervisor:
         try:
             self.child = self._hooks.spawn()
         except OSError as error:
-            name = error.filename or "the engine"
-            self._apply(
-                state.Failed(f"{name} cannot be executed ({error.strerror})", retry=False, fix="reinstall the engine")
-            )
+            broken = error.filename is not None  # else the machine refused us a process or a pipe
+            fix = "reinstall the engine" if broken else "free memory, or raise the limits on processes and files"
+            cause = f"{error.filename or 'the engine'} cannot be executed ({error.strerror})"
+            self._apply(state.Failed(cause, retry=not broken, fix=fix))
             self._apply(state.Exited("never started"))
             return
         threading.Thread(target=self._ask, args=(self.child,), name="engine-check", daemon=True).start()

@@ -115,6 +115,19 @@ def test_restarts_back_off_and_then_give_up(launch):
     assert program.output.count("Ready\n") == 3
 
 
+def test_a_state_folder_that_cannot_be_written_stops_no_engine(launch, tmp_path):
+    """It is lost under a running engine: said at the restart, which serves all the same."""
+    program = launch("--set", "engine.max_restarts=1")
+    program.says("engine log")
+    (tmp_path / "specserve" / "run").rename(tmp_path / "aside")
+    (tmp_path / "specserve" / "run").touch()
+    program.crash()
+    wait_until(lambda: program.output.count("Ready\n") == 2)
+    assert "specserve/run: cannot be written (Not a directory)" in program.output
+    program.signal(signal.SIGTERM)
+    assert program.ends() == 0
+
+
 def test_term_drains_running_requests_and_refuses_new_ones(launch):
     """Eight streams in flight end with [DONE]; a ninth gets 503; exit code 0."""
     program = launch("--set", "engine.drain_timeout_seconds=30")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -30,6 +31,18 @@ def test_a_program_that_cannot_be_executed_is_final():
     machine = supervisor(lambda: Child(["/nonexistent/vllm"], {}, print)).run()
     assert (machine.state, machine.retry) == (State.FATAL, False)
     assert machine.cause == "/nonexistent/vllm cannot be executed (No such file or directory)"
+
+
+def test_a_machine_that_has_no_process_left_is_not_a_broken_engine():
+    """Tried again where restarts are allowed, and reinstalling is not the advice."""
+
+    def spawn() -> Child:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))  # as a failed fork: no file is named
+
+    machine = supervisor(spawn).run()
+    assert (machine.state, machine.retry) == (State.FATAL, True)
+    assert machine.cause == "the engine cannot be executed (Resource temporarily unavailable)"
+    assert "limits on processes" in machine.fix
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
