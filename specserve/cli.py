@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import sys
 import traceback
 from typing import Any
@@ -11,6 +13,7 @@ import click
 
 from specserve import __version__
 from specserve.commands import alerts, bench, check, config, launch, models, plan, sidecar, status, verify
+from specserve.commands.options import color
 from specserve.errors import ExitCode, SpecserveError
 
 
@@ -44,6 +47,7 @@ def _version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
 def program(context: click.Context, debug: bool) -> None:
     """Speculative decoding on vLLM that is safe to run in production."""
     context.obj = {"debug": debug}
+    context.color = color()
 
 
 COMMANDS = (
@@ -68,6 +72,8 @@ for command in COMMANDS:
 def main(argv: list[str] | None = None) -> None:
     """Run a command and exit with a code from the table in ``errors.py``."""
     arguments = sys.argv[1:] if argv is None else argv
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a name of a model that the terminal's encoding does not have
+        sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(_run(arguments))
 
 
@@ -76,14 +82,14 @@ def _run(arguments: list[str]) -> int:
         arguments = ["--debug", *(a for a in arguments if a != "--debug")]
     try:
         result: Any = program.main(arguments, prog_name="specserve", standalone_mode=False)
-    except SystemExit:
-        # click's answer when the reader of our output went away (`| head`): nobody is there to be told.
-        return ExitCode.OK
+    except SystemExit:  # of click and rich, when the reader of our output went away
+        return ExitCode.NOT_READ
     except click.exceptions.Abort:
-        click.echo("Interrupted.", err=True)
+        _tell("Interrupted.")
         return ExitCode.INTERRUPTED
     except click.ClickException as error:
-        error.show()
+        with contextlib.suppress(BrokenPipeError):
+            error.show()
         return ExitCode.CONFIG
     except Exception as error:
         code = _told(error)
@@ -99,17 +105,23 @@ def _told(error: Exception) -> int:
     """Say what went wrong on stderr; the exit code for it."""
     if isinstance(error, SpecserveError):
         for problem in error.problems:
-            click.echo(click.style("Error: ", fg="red", bold=True) + str(problem), err=True)
+            _tell(click.style("Error: ", fg="red", bold=True) + str(problem))
         return error.exit_code
     if isinstance(error, OSError) and (error.filename is not None or error.errno == errno.ENOSPC):
         # What can be foreseen was caught with its place; what is left is a file or a disk of the user's, too.
-        click.echo(f"Error: {error.filename or 'output'}: {error.strerror or error}", err=True)
-        click.echo("Fix: name another file or folder, or make room and give access there", err=True)
+        _tell(f"Error: {error.filename or 'output'}: {error.strerror or error}")
+        _tell("Fix: name another file or folder, or make room and give access there")
         return ExitCode.CONFIG
     if "KeyboardInterrupt" in str(error):  # a Ctrl-C while pydantic built a schema comes as its own error
-        click.echo("Interrupted.", err=True)
+        _tell("Interrupted.")
         return ExitCode.INTERRUPTED
     # The last resort: what arrives here is a bug of ours.
-    click.echo(f"Error: a bug in specserve: {type(error).__name__}: {error}", err=True)
-    click.echo("Fix: run again as 'specserve --debug COMMAND ...' and report the traceback", err=True)
+    _tell(f"Error: a bug in specserve: {type(error).__name__}: {error}")
+    _tell("Fix: run again as 'specserve --debug COMMAND ...' and report the traceback")
     return ExitCode.BUG
+
+
+def _tell(text: str) -> None:
+    """To stderr; where nobody reads it (`2>&1 | head`), the exit code still stands."""
+    with contextlib.suppress(BrokenPipeError):
+        click.echo(text, err=True, color=color())

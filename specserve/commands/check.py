@@ -39,7 +39,7 @@ def check(loaded: Loaded, output: str, skip: tuple[str, ...]) -> None:
     with hashing() as progress:
         report = preflight.run(loaded, skip=skip, environ=os.environ, progress=progress)
     if output == "json":
-        click.echo(json.dumps(report.as_dict(), indent=2, ensure_ascii=False))
+        click.echo(json.dumps(report.as_dict(), indent=2))
     else:
         (_table if sys.stdout.isatty() else _lines)(report)
         click.echo(_verdict(report, loaded.settings))

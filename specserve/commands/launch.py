@@ -89,7 +89,7 @@ def show(planned: Launch, output: str) -> None:
         click.echo(note, err=True)
     shown = redacted(planned.command)
     body = {"env": shown.env, "argv": shown.argv}
-    click.echo(json.dumps(body, indent=1, ensure_ascii=False) if output == "json" else shell_line(shown))
+    click.echo(json.dumps(body, indent=1) if output == "json" else shell_line(shown))
 
 
 def run(

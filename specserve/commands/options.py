@@ -5,13 +5,16 @@ from __future__ import annotations
 import functools
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 from specserve.errors import Problem
+
+NOT_A_SIDECAR = "what listens there is not a sidecar of specserve"
+_MAX_ANSWER_BYTES = 16 * 1024**2
 
 
 def config_command(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -83,6 +86,34 @@ def http_url(context: click.Context, option: click.Parameter, value: Any) -> Any
     if not usable:
         raise click.BadParameter(f"'{value}' is no URL; must be like http://127.0.0.1:8000")
     return value.rstrip("/").removesuffix("/v1").removesuffix("/metrics")
+
+
+def color() -> bool | None:
+    """False with NO_COLOR (no-color.org), which click does not ask for; None: whatever the stream can show."""
+    return False if os.environ.get("NO_COLOR") else None
+
+
+def ask(url: str, timeout: float) -> Mapping[str, Any] | str:
+    """The JSON object at ``url``, whatever its HTTP status, or why there is none."""
+    import json
+    import urllib.error
+    import urllib.request
+    from http.client import HTTPException
+
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        try:
+            answer = opener.open(url, timeout=timeout)
+        except urllib.error.HTTPError as error:  # 503 carries a verdict
+            answer = error
+        with answer:
+            found = json.loads(answer.read(_MAX_ANSWER_BYTES))
+    except OSError as error:
+        cause = getattr(error, "reason", error)
+        return str(getattr(cause, "strerror", None) or cause)
+    except (ValueError, HTTPException, RecursionError):  # another protocol, half a body, no JSON
+        return NOT_A_SIDECAR
+    return found if isinstance(found, dict) else NOT_A_SIDECAR
 
 
 def warn(problem: Problem) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specserve.commands.options import config_command, http_url
+from specserve.commands.options import NOT_A_SIDECAR, ask, config_command, http_url
 
 if TYPE_CHECKING:
     from specserve.config.load import Loaded
@@ -57,30 +57,13 @@ def probe(name: str, url: str, timeout: float) -> None:
 
     For exec probes: exit code 0 for yes, 1 for no or no answer.
     """
-    import json
-    import urllib.error
-    import urllib.request
-
-    path = {"live": "/livez", "ready": "/readyz", "startup": "/startupz"}[name]
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(url.rstrip("/") + path, timeout=timeout) as response:
-            answer = json.load(response)
-    except urllib.error.HTTPError as error:
-        answer = _body(error.read())
-    except (OSError, ValueError) as error:
-        cause = getattr(error, "reason", error)
-        answer = {"ok": False, "reason": f"no answer from {url}: {getattr(cause, 'strerror', None) or cause}"}
-    click.echo(f"{name}: {'yes' if answer.get('ok') else 'no'}: {answer.get('reason', '')}")
-    if not answer.get("ok"):
+    answer = ask(url.rstrip("/") + {"live": "/livez", "ready": "/readyz", "startup": "/startupz"}[name], timeout)
+    if isinstance(answer, str):
+        ok, reason = False, f"no answer from {url}: {answer}"
+    elif isinstance(answer.get("ok"), bool) and isinstance(answer.get("reason"), str):
+        ok, reason = answer["ok"], answer["reason"]
+    else:
+        ok, reason = False, f"{url}: {NOT_A_SIDECAR}"
+    click.echo(f"{name}: {'yes' if ok else 'no'}: {reason}")
+    if not ok:
         raise click.exceptions.Exit(1)
-
-
-def _body(raw: bytes) -> dict[str, object]:
-    import json
-
-    try:
-        found = json.loads(raw)
-    except ValueError:
-        return {"ok": False, "reason": "not a sidecar"}
-    return found if isinstance(found, dict) else {"ok": False, "reason": "not a sidecar"}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specserve.commands.options import format_option, http_url
+from specserve.commands.options import NOT_A_SIDECAR, ask, format_option, http_url
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -33,6 +33,11 @@ ROWS = (
 )
 """Title, name on /status (with its statistic), unit or format."""
 
+_KEYS = {
+    "model_name", "engine_url", "method", "num_speculative_tokens", "versions", "state", "condition", "ready", "live",
+    "started", "windows", "now", "plan_against_actual", "alerts",
+}  # fmt: skip
+"""What /status always has."""
 _SECONDS = click.FloatRange(min=0.1, max=3600)
 
 
@@ -51,46 +56,35 @@ def status(url: str, watch: bool, interval: float, output: str) -> None:
     Exit code 0 when the server is ready, 1 when it is not, 5 when no sidecar answers.
     """
     import json
+    import time
 
-    found = _fetch(url)
-    if output == "json":
-        click.echo(json.dumps(found, indent=2, ensure_ascii=False))
-    elif not watch:
-        _show(found)
-    while watch:
-        _again(found, output, interval)
+    while True:
         found = _fetch(url)
+        if output == "json":  # while watching, one line a look
+            click.echo(json.dumps(found, indent=None if watch else 2))
+        else:
+            if watch:
+                click.clear()
+            _show(found)
+        if not watch:
+            break
+        time.sleep(interval)
     if not found["ready"]["ok"]:
         raise click.exceptions.Exit(1)
 
 
-def _again(found: Mapping[str, Any], output: str, interval: float) -> None:
-    import time
-
-    if output == "text":
-        click.clear()
-        _show(found)
-    time.sleep(interval)
-
-
-def _fetch(url: str) -> dict[str, Any]:
-    import json
-    import urllib.request
-
+def _fetch(url: str) -> Mapping[str, Any]:
     from specserve.errors import EngineLost
 
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(url.rstrip("/") + "/status", timeout=5) as response:
-            found: dict[str, Any] = json.load(response)
-    except (OSError, ValueError) as error:
-        cause = getattr(error, "reason", error)
-        reason = getattr(cause, "strerror", None) or cause
+    found = ask(url.rstrip("/") + "/status", 5)
+    if isinstance(found, Mapping) and not found.keys() >= _KEYS:
+        found = NOT_A_SIDECAR
+    if isinstance(found, str):
         raise EngineLost(
-            f"no sidecar answers ({reason}); must be the address of `specserve launch` or `specserve sidecar`",
+            f"no sidecar answers ({found}); must be the address of `specserve launch` or `specserve sidecar`",
             where=url,
             fix="specserve status --url http://HOST:PORT",
-        ) from error
+        )
     return found
 
 

@@ -392,6 +392,47 @@ def test_the_status_command(stub, sidecar) -> None:
     assert "no sidecar answers" in missing.stderr
 
 
+def test_watching_as_json_is_a_line_a_look(stub, sidecar) -> None:
+    """status --watch --format json goes on, one compact object a line."""
+    watcher = sidecar(stub(*SPEC).port)
+    argv = ["status", "--watch", "--interval", "0.1", "--format", "json", "--url", watcher.url]
+    with subprocess.Popen([sys.executable, "-m", "specserve", *argv], stdout=subprocess.PIPE, text=True) as asking:
+        assert asking.stdout is not None
+        looks = [json.loads(asking.stdout.readline())["model_name"] for _ in range(3)]
+        asking.terminate()
+    assert looks == ["stub"] * 3
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *(f"HTTP/1.1 200 OK\r\n\r\n{body}" for body in ("{}", "[]", "null", '{"ok": true}', "<html>", "[" * 10**5)),
+        'HTTP/1.1 503 No\r\n\r\n"x"',
+        "HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{}",
+        "SSH-2.0-OpenSSH_9.6\r\n",
+    ],
+)
+def test_something_else_on_the_port_is_no_sidecar(answer: str) -> None:
+    """Whatever speaks there, the probe is no and status is exit code 5, with the reason."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def serve() -> None:
+            for _ in range(2):
+                connection, _ = other.accept()
+                with connection:
+                    connection.recv(65536)
+                    connection.sendall(answer.encode())
+
+        threading.Thread(target=serve, daemon=True).start()
+        url = f"http://127.0.0.1:{other.getsockname()[1]}"
+        probed, shown = run("probe", "live", "--url", url), run("status", "--url", url)
+    assert probed.returncode == 1
+    assert probed.stdout.startswith("live: no: ")
+    assert "not a sidecar" in probed.stdout
+    assert shown.returncode == 5
+    assert "not a sidecar" in shown.stderr
+
+
 def test_a_taken_port_is_a_config_error(stub, sidecar) -> None:
     """The port is named, and what to type; exit code 2."""
     watcher = sidecar(stub(*SPEC).port)

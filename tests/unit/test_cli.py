@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -183,6 +185,60 @@ def test_a_full_disk_is_no_bug_of_ours(here, monkeypatch, capsys):
         os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())  # what is still in its buffer
     assert ended.value.code == 2
     assert "Error: output: No space left on device\nFix: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "stream", "code"),
+    [
+        ("config schema", "stdout", 141),
+        ("status --help", "stdout", 141),
+        ("verify --url http://127.0.0.1:1", "stdout", 141),
+        ("verify --url http://127.0.0.1:1", "stderr", 6),
+        ("config show missing.yaml", "stderr", 2),
+        ("config show", "stderr", 2),
+    ],
+)
+def test_a_reader_that_went_away_makes_no_success(line, stream, code, here, monkeypatch):
+    """`| head` may cut the output short; it never turns a verdict into 0 or a bug of ours."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as unread:
+        monkeypatch.setattr(f"sys.{stream}", unread)
+        with pytest.raises(SystemExit) as ended:
+            cli.main(line.split())
+        monkeypatch.undo()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), unread.fileno())  # what is still in its buffer
+    assert ended.value.code == code
+
+
+@pytest.mark.parametrize(("environ", "colored"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_no_color_is_heeded_on_a_terminal(environ, colored, here, monkeypatch):
+    """NO_COLOR also takes the color off errors, verdicts and PASS lines."""
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    code = "from specserve import cli; cli.main(['verify', '--url', 'http://127.0.0.1:1'])"
+    ours, theirs = os.openpty()
+    ended = subprocess.run([sys.executable, "-c", code], stdout=theirs, stderr=theirs, check=False)
+    os.close(theirs)
+    said = os.read(ours, 65536)
+    os.close(ours)
+    assert ended.returncode == 6
+    assert (b"\x1b[" in said) is colored
+
+
+def test_any_encoding_can_be_written_to(here):
+    """Where stdout is Latin-1, JSON is escaped and text is readable, and neither is a bug of ours."""
+    (here / "ł.yaml").write_text(CONFIG.replace("/m", "/ł"), encoding="utf-8")
+    for arguments in (["check", "ł.yaml"], ["check", "ł.yaml", "--format", "json"], ["config", "show", "ł.yaml"]):
+        ended = subprocess.run(
+            [sys.executable, "-m", "specserve", *arguments],
+            env=os.environ | {"PYTHONIOENCODING": "latin-1"},
+            capture_output=True,
+            check=False,
+        )
+        assert ended.returncode in (0, 3)
+        assert b"\\u0142" in ended.stdout
 
 
 def test_show_as_json_tells_where_each_value_is_from(here, capsys):
