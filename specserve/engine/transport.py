@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 import requests
 import urllib3
+from requests.adapters import HTTPAdapter
+from urllib3.connection import HTTPConnection, HTTPSConnection
 
-from specserve.errors import ExitCode, SpecserveError
+from specserve.errors import ConfigError, ExitCode, SpecserveError
 from specserve.units import MIB
 
 BODY_EXCERPT = 500
@@ -22,6 +26,10 @@ BODY_EXCERPT = 500
 IDLE_SECONDS = 2.0
 """A connection that rested longer is not used again. vLLM closes one after 5 s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE), which is
 the sidecar's interval as well: a request that meets the closing is lost, and would look like an engine that is."""
+
+
+AGAIN_SECONDS = 0.1
+"""After a deadline, until the call has noticed: the connection may have been in the making."""
 
 
 class EngineError(SpecserveError):
@@ -43,6 +51,56 @@ class EngineRefused(EngineError):
         super().__init__(f"answered {status}: {self.body.strip() or '(empty body)'}", where=where)
 
 
+class _Deadline:
+    """Of one call, from the first byte of the headers to the last of the body: then its socket is shut, which ends
+    whatever reads it. Time-outs of sockets bound the wait for one packet: a byte now and then would go on for ever."""
+
+    current = threading.local()
+    """``call`` is the one of the request that this thread sends."""
+
+    def __init__(self, seconds: float) -> None:
+        self.passed = False
+        self.sock: socket.socket | None = None
+        self._seconds, self._over = seconds, threading.Event()
+
+    def __enter__(self) -> Self:
+        self.current.call = self
+        threading.Thread(target=self._wait, name="deadline", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+    def _wait(self) -> None:
+        pause = self._seconds
+        while not self._over.wait(pause):
+            self.passed, pause = True, AGAIN_SECONDS
+            if self.sock is not None:
+                with contextlib.suppress(OSError):  # it has ended by itself
+                    socket.socket.shutdown(self.sock, socket.SHUT_RDWR)  # under TLS, too
+
+
+class _Connection(HTTPConnection):
+    """Says to the deadline which socket it is."""
+
+    def request(self, *args: Any, **kwargs: Any) -> None:
+        super().request(*args, **kwargs)
+        _Deadline.current.call.sock = self.sock
+
+
+class _TlsConnection(_Connection, HTTPSConnection):
+    """The same over TLS."""
+
+
+class _Adapter(HTTPAdapter):
+    """Uses these two."""
+
+    def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
+        pool: Any = super().get_connection_with_tls_context(*args, **kwargs)
+        pool.ConnectionCls = _TlsConnection if isinstance(pool, urllib3.HTTPSConnectionPool) else _Connection
+        return pool
+
+
 class Transport:
     """Calls one base URL. May be shared between threads: each gets its own connection."""
 
@@ -59,6 +117,12 @@ class Transport:
         """``verify`` as in requests: False, or the path of a CA bundle. ``timeout_seconds`` where a call has none."""
         self.base_url = base_url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        if not (api_key or "").isascii():
+            raise ConfigError(
+                "has a character beyond ASCII, which no HTTP header carries",
+                where="the API key",
+                fix="make one with: openssl rand -hex 32",
+            )
         self._verify, self._timeout, self._max_bytes, self.clock = verify, timeout_seconds, max_bytes, clock
         self._local = threading.local()
 
@@ -125,27 +189,26 @@ class Transport:
         """The body as it arrives. The deadline holds for the whole answer, not only between two packets."""
         url = self.base_url + path
         seconds = self._timeout if timeout is None else timeout
-        now = self.clock()
-        deadline = now + seconds
+        late = f"no whole answer within {seconds:g} s"
         headers = self._headers | {"X-Request-Id": f"specserve-{uuid.uuid4().hex[:16]}"}
-        try:
-            with self._session(now).request(
-                method, url, json=body, headers=headers, timeout=seconds, verify=self._verify, stream=True
-            ) as response:
-                if response.status_code >= 400:
-                    excerpt = next(response.iter_content(BODY_EXCERPT * 4), b"").decode("utf-8", "replace")
-                    raise EngineRefused(response.status_code, excerpt, where=url)
-                chunked = "chunked" in response.headers.get("Transfer-Encoding", "")
-                for piece in response.iter_content(None if chunked else 65536):
-                    if self.clock() > deadline:
-                        raise EngineUnreachable(f"no whole answer within {seconds:g} s", where=url)
-                    yield piece
-        except requests.Timeout as error:
-            raise EngineUnreachable(f"no answer within {seconds:g} s", where=url) from error
-        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
-            raise EngineUnreachable(_reason(error), where=url) from error
-        finally:
-            self._local.used_at = self.clock()
+        with _Deadline(seconds) as deadline:
+            try:
+                with self._session(self.clock()).request(
+                    method, url, json=body, headers=headers, timeout=seconds, verify=self._verify, stream=True
+                ) as response:
+                    if response.status_code >= 400:
+                        excerpt = next(response.iter_content(BODY_EXCERPT * 4), b"").decode("utf-8", "replace")
+                        raise EngineRefused(response.status_code, excerpt, where=url)
+                    chunked = "chunked" in response.headers.get("Transfer-Encoding", "")
+                    yield from response.iter_content(None if chunked else 65536)
+                if deadline.passed:
+                    raise EngineUnreachable(late, where=url)
+            except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
+                if deadline.passed or isinstance(error, requests.Timeout):
+                    raise EngineUnreachable(late, where=url) from None
+                raise EngineUnreachable(_reason(error), where=url) from error
+            finally:
+                self._local.used_at = self.clock()
 
     def _session(self, now: float) -> requests.Session:
         """This thread's connection, a new one after a rest. Proxies of the environment are not for an engine here."""
@@ -153,6 +216,8 @@ class Transport:
         if not isinstance(session, requests.Session):
             session = self._local.session = requests.Session()
             session.trust_env = False
+            session.mount("http://", _Adapter())
+            session.mount("https://", _Adapter())
         elif now - self._local.used_at > IDLE_SECONDS:
             session.close()
         return session

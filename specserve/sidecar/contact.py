@@ -8,8 +8,9 @@ from urllib.parse import urlsplit
 import requests
 
 from specserve.config.schema import Settings
-from specserve.engine.client import EngineClient, EngineRefused, EngineUnreachable
+from specserve.engine.client import EngineClient, EngineError, EngineRefused, EngineUnreachable
 from specserve.engine.metrics import MAX_BYTES, MetricsError, parse
+from specserve.engine.transport import Transport
 from specserve.sidecar.probe import CanaryOutcome, Scrape
 
 PROMPT = "Hello"
@@ -38,7 +39,7 @@ def _scrape(client: EngineClient, now: float, timeout: float, clock: Callable[[]
         cause = error.__cause__
         if isinstance(cause, CUT):
             return Scrape("malformed", "/metrics was cut off")
-        if isinstance(cause, GONE) and not isinstance(cause, requests.Timeout):
+        if isinstance(cause, GONE):
             return Scrape("unreachable", str(error))
         return Scrape("timeout", f"/metrics did not answer within {timeout:g} s")
     except MetricsError as error:
@@ -78,7 +79,7 @@ def client_of(settings: Settings, url: str, *, alone: bool) -> EngineClient:
 def engine_version(url: str) -> str:
     """``/version`` of the engine; ``unknown`` when it does not say. Asked once."""
     try:
-        answer = requests.get(f"{url}/version", timeout=3.0, verify=urlsplit(url).hostname not in LOOPBACK)
-        return str(answer.json()["version"])[:40]
-    except (requests.RequestException, ValueError, KeyError, TypeError):
+        engine = Transport(url, verify=urlsplit(url).hostname not in LOOPBACK)
+        return str(engine.json("GET", "/version", timeout=3.0)["version"])[:40]
+    except (EngineError, KeyError):
         return "unknown"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -12,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from specserve.engine.client import Chunk, Completion, EngineClient, EngineRefused, EngineUnreachable, Streamed, collect
-from specserve.errors import ExitCode
+from specserve.errors import ConfigError, ExitCode
 
 Reply = Callable[[BaseHTTPRequestHandler, bytes], None]
 
@@ -235,15 +236,46 @@ def test_broken_streams_are_errors(server, client, pieces, error, words):
 def test_silence_ends_at_the_timeout(server, client):
     """An engine that accepts and says nothing is unreachable after the timeout."""
     server.replies["/v1/completions"] = lambda handler, _: server.leave.wait(5) and None
-    with pytest.raises(EngineUnreachable, match=r"no answer within 0.1 s"):
+    with pytest.raises(EngineUnreachable, match=r"no whole answer within 0.1 s"):
         client.complete("x", timeout=0.1)
 
 
-def test_dripping_ends_at_the_timeout_too(server, client):
-    """A byte now and then does not extend the deadline of the whole answer."""
-    server.replies["/metrics"] = chunks(*["x"] * 60, pause=0.02)
-    with pytest.raises(EngineUnreachable, match=r"no whole answer within 0.8 s"):
-        client.metrics_text(timeout=0.8)
+def drip(head: bytes) -> Reply:
+    """A status line, what is given, and then a byte now and then until the other end goes."""
+
+    def reply(handler: BaseHTTPRequestHandler, _: bytes) -> None:
+        handler.close_connection = True
+        with contextlib.suppress(OSError):
+            handler.wfile.write(b"HTTP/1.1 200 OK\r\n" + head)
+            while not handler.server.leave.wait(0.02):
+                handler.wfile.write(b"x")
+
+    return reply
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        drip(b"X-Header: "),
+        drip(b"Content-Length: 9999\r\n\r\n"),
+        drip(b"\r\n"),
+        chunks(*["x"] * 60, pause=0.02),
+    ],
+    ids=["headers", "length", "to-the-end", "chunks"],
+)
+def test_dripping_ends_at_the_timeout_too(server, client, reply):
+    """A byte now and then does not extend the deadline of the whole answer, and the next call is well."""
+    server.replies["/metrics"] = reply
+    with pytest.raises(EngineUnreachable, match=r"no whole answer within 0.3 s") as caught:
+        client.metrics_text(timeout=0.3)
+    assert caught.value.__cause__ is None
+    assert client.models() == ("llm", "lora")
+
+
+def test_a_key_that_no_header_carries_is_a_config_error():
+    """Not an error of its encoding at some later call."""
+    with pytest.raises(ConfigError, match="the API key: has a character beyond ASCII"):
+        EngineClient("http://127.0.0.1:9", "ключ")
 
 
 def test_size_is_bounded(server, client):
