@@ -25,8 +25,8 @@ from specserve.sidecar import baseline, page, speedup, status
 from specserve.sidecar.canaries import Canaries, output_mismatch
 from specserve.sidecar.collector import exposition
 from specserve.sidecar.contact import client_of, engine_version, scrape
-from specserve.sidecar.gpu import open_telemetry
-from specserve.sidecar.observer import Observation, Observer
+from specserve.sidecar.gpu import Detached, open_telemetry
+from specserve.sidecar.observer import READY_LOOKS, Observation, Observer, aged
 from specserve.sidecar.probe import Assessment, Policy, context_of
 from specserve.sidecar.server import Pages, Server
 
@@ -100,7 +100,8 @@ class Watch:
         )
         target = settings.models.target_model
         gpus = target.tensor_parallel_size * target.pipeline_parallel_size // settings.engine.node_count
-        self._gpu = open_telemetry(visible_devices, gpus)
+        telemetry = open_telemetry(visible_devices, gpus)
+        self._gpu = Detached(telemetry, kept_seconds=READY_LOOKS * self._look_seconds) if telemetry else None
         self._seen, self._verdicts = _Seen(clock()), ("", "", "")
         self._stop, self._wake = threading.Event(), threading.Event()
         self._canaries = Canaries(self._client, settings, alone=alone, clock=clock, late=self._wake.set)
@@ -140,45 +141,53 @@ class Watch:
 
     def readings(self) -> dict[str, float]:
         """Everything known at this moment."""
-        seen = self._seen
+        seen, age = self._current()
         if seen.observation is None:
             return {}
         out = dict(seen.observation.readings)
         if "specserve_scrape_age_seconds" in out:
-            out["specserve_scrape_age_seconds"] += max(0.0, self._clock() - seen.at)
+            out["specserve_scrape_age_seconds"] += age
         return out | self._rules.readings(seen.evaluation) | self._notifier.readings() | self._info(seen)
 
     def status(self) -> dict[str, Any]:
         """What /status answers."""
-        seen = self._seen
+        seen, age = self._current()
         facts = {"engine_version": self._version, **(seen.facts or {})}
-        age = max(0.0, self._clock() - seen.at)
         found = status.build(self._settings, self.engine_url, seen.observation, facts, age_seconds=age)
         return {**found, "alerts": [a.as_dict() for a in sorted(seen.evaluation.active, key=importance)]}
 
     def probe(self, name: str) -> dict[str, Any]:
         """One verdict: ``live``, ``ready`` or ``started``."""
-        seen = self._seen
-        return status.probe(name, seen.observation, age_seconds=max(0.0, self._clock() - seen.at))
-
-    def assessment(self) -> Assessment | None:
-        """The verdicts of the last cycle; None before the first."""
-        return self._seen.observation.assessment if self._seen.observation else None
+        seen, age = self._current()
+        return status.probe(name, seen.observation, age_seconds=age)
 
     def page(self) -> str:
         """The HTML page."""
         points = tuple(self.observer.history)
         return page.render(self.status(), points, refresh_seconds=max(5.0, self._interval), now=self._wall())
 
+    def _current(self) -> tuple[_Seen, float]:
+        """What may be said of the last cycle, and its age."""
+        seen = self._seen
+        age = max(0.0, self._clock() - seen.at)
+        return replace(seen, observation=aged(seen.observation, age, self._look_seconds)), age
+
     @property
     def _timeout(self) -> float:
         """Of one read. Generous: an API server under load answers late, and late is not blind."""
         return max(10.0, self._interval)
 
+    @property
+    def _look_seconds(self) -> float:
+        return self._interval + self._timeout
+
     def _loop(self) -> None:
         while not self._stop.is_set():
             started = self._clock()
-            self.cycle()
+            try:
+                self.cycle()
+            except Exception:  # a mistake of ours: the next look may be well, and while none is the verdicts age
+                LOG.exception("a look at the engine failed")
             self._wake.wait(max(0.0, self._interval - (self._clock() - started)))
             self._wake.clear()
 

@@ -47,8 +47,7 @@ class Canaries:
     def send(self, found: Scrape) -> None:
         """Start one; returns at once. An engine that has not finished a request yet gets the start-up canary."""
         self._looking = self._alone and found.snapshot is not None and found.snapshot.finished_requests == 0
-        target = self._look if self._looking else self._complete
-        threading.Thread(target=target, name="sidecar-canary", daemon=True).start()
+        threading.Thread(target=self._run, args=(self._looking,), name="sidecar-canary", daemon=True).start()
 
     def collect(self) -> tuple[CanaryOutcome, bool] | None:
         """The one that is back, and whether it was the start-up canary; None while none is."""
@@ -95,26 +94,29 @@ class Canaries:
                 facts["blocked"] = f"{what}: {result.verdict}: {'; '.join(result.reasons)}"
         return facts
 
-    def _complete(self) -> None:
-        outcome = self._one()
-        self._outcomes.put((outcome, None))
-        if outcome.seconds >= self._settings.sidecar.scrape_interval_seconds:
+    def _run(self, look: bool) -> None:
+        """Whatever happens, one comes back: as long as none does, no other is sent."""
+        back: tuple[CanaryOutcome, canary.CanaryResult | None]
+        back = CanaryOutcome("refused", self._clock(), 0.0, "a mistake of specserve's, see its log"), None
+        try:
+            back = self._look() if look else (self._one(), None)
+        finally:
+            self._outcomes.put(back)
+        if back[0].seconds >= self._settings.sidecar.scrape_interval_seconds:
             self._late()
 
     def _one(self) -> CanaryOutcome:
         return complete_one(self._client, timeout=self._settings.sidecar.canary_timeout_seconds, clock=self._clock)
 
-    def _look(self) -> None:
+    def _look(self) -> tuple[CanaryOutcome, canary.CanaryResult | None]:
         sent = self._clock()
         try:
             result = canary.run(self._client, self._settings)
         except EngineError as error:
-            outcome = CanaryOutcome("failed", sent, self._clock() - sent, error.problems[0].message)
-            self._outcomes.put((outcome, None))
-        else:
-            if result.verdict != "ok":
-                LOG.warning("start-up canary: %s", result.verdict, extra={"reason": "; ".join(result.reasons)})
-            self._outcomes.put((self._one(), result))
+            return CanaryOutcome("failed", sent, self._clock() - sent, error.problems[0].message), None
+        if result.verdict != "ok":
+            LOG.warning("start-up canary: %s", result.verdict, extra={"reason": "; ".join(result.reasons)})
+        return self._one(), result
 
     def _compare(self) -> None:
         """What was drafted meanwhile is users' too, so nothing but the comparison counts. Found twice, or not at all:

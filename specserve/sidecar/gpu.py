@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping
 from math import fsum
 from statistics import fmean
@@ -127,6 +128,37 @@ def open_telemetry(visible: str | None, count: int) -> Telemetry | None:
     except pynvml.NVMLError:
         return None
     return Telemetry(pynvml, visible=visible, count=count)
+
+
+class Detached:
+    """Telemetry read in a thread: a call into a driver that is stuck may never return, and holds up nobody here."""
+
+    def __init__(
+        self,
+        telemetry: Telemetry,
+        *,
+        kept_seconds: float,
+        wait_seconds: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``kept_seconds`` is how long the last readings stand for those that do not come in ``wait_seconds``; NVML
+        answers in milliseconds."""
+        self._telemetry, self._kept, self._wait, self._clock = telemetry, kept_seconds, wait_seconds, clock
+        self._last: tuple[float, dict[str, float]] = (clock(), {})
+        self._thread: threading.Thread | None = None
+
+    def readings(self, pids: Collection[int] = ()) -> dict[str, float]:
+        """Those of now, else the last ones; empty once these are too old."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._read, args=(pids,), name="sidecar-gpu", daemon=True)
+            self._thread.start()
+            self._thread.join(self._wait)
+        at, found = self._last
+        return found if self._clock() - at <= self._kept else {}
+
+    def _read(self, pids: Collection[int]) -> None:
+        found = self._telemetry.readings(pids)
+        self._last = (self._clock(), found)
 
 
 _OVER_DEVICES: Mapping[str, Callable[[list[float]], float]] = {

@@ -10,11 +10,15 @@ from specserve.engine.metrics import EngineSnapshot
 from specserve.families import WINDOWS, key, window_label
 from specserve.sidecar import rates, speedup
 from specserve.sidecar.baseline import Baseline
-from specserve.sidecar.probe import Assessment, CanaryOutcome, Context, Policy, Probe, Scrape
+from specserve.sidecar.probe import Assessment, CanaryOutcome, Context, Policy, Probe, Scrape, Verdict
 from specserve.sidecar.window import COUNTERS, Window
+from specserve.units import duration
 
 HISTORY_SECONDS = 3_600.0
 HISTORY_STEP_SECONDS = 15.0
+READY_LOOKS, LIVE_LOOKS = 3, 40
+"""Looks that may be missed before their verdicts are withdrawn. A sidecar that stands still says nothing about the
+engine: it soon may not call it ready, and has it restarted only when nothing else has helped for long."""
 _TOTALS = {name: f"specserve_{name}_total" for name in COUNTERS}
 _RANK = {
     "specserve_engine_requests_running": "running",
@@ -52,6 +56,25 @@ class Observation:
     assessment: Assessment
     keep_baseline: bool = False
     """Whether the baseline learned something that should survive a restart."""
+
+
+def aged(seen: Observation | None, age_seconds: float, look_seconds: float) -> Observation | None:
+    """What may still be said. ``look_seconds`` is the longest that one look should take, with the wait before it."""
+    if age_seconds <= READY_LOOKS * look_seconds:
+        return seen
+    no = Verdict(False, f"the sidecar has not looked at the engine for {duration(age_seconds)}")
+    started, live = (seen.assessment.started, seen.assessment.live) if seen else (no, Verdict(True, no.reason))
+    live = live if age_seconds <= LIVE_LOOKS * look_seconds else no
+    found = Assessment("blind", started, live, no, wants_canary=False, since_progress_seconds=None)
+    kept = {n: v for n, v in (seen.readings if seen else {}).items() if n == "specserve_scrape_age_seconds"}
+    return Observation(kept | _verdicts(found), found)
+
+
+def _verdicts(found: Assessment) -> dict[str, float]:
+    out = {f"specserve_{name}": float(getattr(found, name).ok) for name in ("started", "live", "ready")}
+    return out | {
+        key("specserve_engine_condition", condition=c): float(c == found.condition) for c in families.CONDITIONS
+    }
 
 
 @dataclass(slots=True)
@@ -92,7 +115,7 @@ class Observer:
         if snapshot is not None:
             self._read_at = now
         assessment = self._probe.observe(now, scrape, context)
-        readings = self._health(now, scrape, assessment, context) | self._counted()
+        readings = _verdicts(assessment) | self._health(now, scrape, assessment, context) | self._counted()
         known, self._last = snapshot or self._last, snapshot
         if known is not None:  # one failed read changes nothing; after two the present is unknown
             readings |= self._instant(known) | self._ranks(now, known)
@@ -123,15 +146,9 @@ class Observer:
 
     def _health(self, now: float, scrape: Scrape, found: Assessment, context: Context) -> dict[str, float]:
         out = {
-            "specserve_started": float(found.started.ok),
-            "specserve_live": float(found.live.ok),
-            "specserve_ready": float(found.ready.ok),
             "specserve_speculation_configured": float(self.speculation_configured),
             "specserve_scrape_duration_seconds": scrape.seconds,
             "specserve_engine_restarts_total": float(self._window.restarts),
-        }
-        out |= {
-            key("specserve_engine_condition", condition=c): float(c == found.condition) for c in families.CONDITIONS
         }
         if context.state is not None:
             out |= {key("specserve_state", state=s): float(s == context.state) for s in families.STATES}

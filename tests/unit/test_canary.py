@@ -347,6 +347,32 @@ def test_readiness_comes_back_when_the_next_comparison_is_right(engine, tmp_path
         watch.stop()
 
 
+def test_a_look_that_fails_is_not_the_last(engine, tmp_path, caplog):
+    """A mistake in one look is in the log with its traceback, and the next look is taken."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    config = settings(sidecar={"port": port, "scrape_interval_seconds": 0.05}, server={"served_model_name": "m"})
+    mistakes = iter(["first", "second"])
+
+    def facts():
+        for mistake in mistakes:
+            raise LookupError(mistake)
+        return {}
+
+    watch = Watch(
+        config, engine_url=f"http://127.0.0.1:{engine.server_address[1]}", state_dir=tmp_path, facts=facts
+    ).start()
+    try:
+        end = time.monotonic() + 60
+        while not watch.probe("ready")["ok"]:
+            assert time.monotonic() < end, watch.probe("ready")
+            time.sleep(0.02)
+    finally:
+        watch.stop()
+    failed = [r for r in caplog.records if r.getMessage() == "a look at the engine failed"]
+    assert [str(r.exc_info[1]) for r in failed] == ["first", "second"]
+
+
 def test_disagreement_is_exact():
     """McNemar's one-sided binomial tail: 9 misses and 1 hit of 10 that differ is 11/1024; ties count for nothing."""
     missed, hit, tie = Judged((9,), (1,), (1,)), Judged((1,), (1,), (9,)), Judged((1,), (1,), (1,))

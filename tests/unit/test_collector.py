@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+import time
 import types
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,8 +23,8 @@ from specserve.sidecar import baseline, speedup, status
 from specserve.sidecar.baseline import QUANTITIES, Baseline
 from specserve.sidecar.chart import Chart, runs
 from specserve.sidecar.collector import exposition
-from specserve.sidecar.gpu import Means, Telemetry
-from specserve.sidecar.observer import Observation, Observer, Point
+from specserve.sidecar.gpu import Detached, Means, Telemetry
+from specserve.sidecar.observer import Observation, Observer, Point, aged
 from specserve.sidecar.page import render
 from specserve.sidecar.probe import CanaryOutcome, Context, Scrape
 from tests.virtual_engine import VirtualEngine
@@ -138,6 +140,22 @@ def test_a_blind_sidecar_exports_no_old_numbers(result: str, state: str, conditi
     assert "specserve_requests_running" not in twice
     assert twice["specserve_draft_tokens_total"] == once["specserve_draft_tokens_total"] == 18_000
     assert twice[key("specserve_engine_condition", condition=condition)] == 1
+
+
+@pytest.mark.parametrize(
+    ("age", "verdicts", "condition"),
+    [(45, (1, 1, 1), "progressing"), (46, (1, 1, 0), "blind"), (600, (1, 1, 0), "blind"), (601, (1, 0, 0), "blind")],
+)
+def test_verdicts_age(age: float, verdicts: tuple[int, int, int], condition: str) -> None:
+    """A sidecar that stands still: not ready after three looks of 15 s, not alive after ten minutes; no old numbers."""
+    seen = aged(observed(), age, 15)
+    assert seen is not None
+    assert tuple(seen.readings[f"specserve_{name}"] for name in ("started", "live", "ready")) == verdicts
+    assert (seen.assessment.started.ok, seen.assessment.live.ok, seen.assessment.ready.ok) == verdicts
+    assert seen.assessment.condition == condition
+    assert (RATE in seen.readings) is (condition != "blind")
+    before = aged(None, age, 15)
+    assert before is None or (before.assessment.live.ok, before.assessment.ready.ok) == (age < 601, False)
 
 
 def test_a_read_that_fails_right_after_the_first_canary_keeps_what_is_known() -> None:
@@ -397,6 +415,31 @@ def test_means_over_a_stretch_of_time() -> None:
     with Means(None) as nothing:
         pass
     assert nothing.result is None
+
+
+def test_a_driver_that_hangs_holds_up_nobody() -> None:
+    """The last readings stand for a while, then there are none; when it answers again, there are new ones."""
+    stuck, answers, now = threading.Event(), threading.Event(), 0.0
+
+    class Stuck(Nvml):
+        def nvmlDeviceGetUtilizationRates(self, handle: int) -> types.SimpleNamespace:
+            if stuck.is_set():
+                answers.wait(60)
+            return super().nvmlDeviceGetUtilizationRates(handle)
+
+    telemetry = Telemetry(Stuck(), visible="0", count=1)
+    gpu = Detached(telemetry, kept_seconds=30, wait_seconds=60, clock=lambda: now)
+    known = gpu.readings()
+    assert known == telemetry.readings()
+    stuck.set()
+    gpu = Detached(telemetry, kept_seconds=30, wait_seconds=0.01, clock=lambda: now)
+    gpu._last = (0.0, known)
+    assert gpu.readings() == known
+    now = 31.0
+    assert gpu.readings() == {}
+    answers.set()
+    while gpu.readings() != known:
+        time.sleep(0.01)
 
 
 def test_no_gpu_no_families() -> None:
