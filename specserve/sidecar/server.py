@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import socket
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -68,7 +70,7 @@ class Pages:
 
 
 class Server(ThreadingHTTPServer):
-    """Listens from the start; answers in threads, at most `MAX_CONNECTIONS` at once."""
+    """Listens from the start; answers in threads, `MAX_CONNECTIONS` at once."""
 
     daemon_threads = True
     block_on_close = False
@@ -77,7 +79,8 @@ class Server(ThreadingHTTPServer):
     def __init__(self, host: str, port: int, pages: Pages) -> None:
         """Raises ConfigError when the address cannot be listened on."""
         self.pages = pages
-        self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._open: OrderedDict[socket.socket, None] = OrderedDict()
+        """Connections, oldest first."""
         self._thread = threading.Thread(target=self.serve_forever, name="sidecar-http", daemon=True)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
@@ -106,17 +109,19 @@ class Server(ThreadingHTTPServer):
         self.server_close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """A connection beyond the limit is closed at once: a probe that fails fast is better than one that waits."""
-        if not self._slots.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
+        """Beyond the limit the oldest connection ends: an answer takes milliseconds, and clients that are slow, or say
+        nothing, do not shut out a probe."""
+        while len(self._open) >= MAX_CONNECTIONS:
+            with contextlib.suppress(OSError, KeyError):  # it has just ended by itself
+                self._open.popitem(last=False)[0].shutdown(socket.SHUT_RDWR)
+        self._open[request] = None
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._slots.release()
+            self._open.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that went away is no news; our own mistake in a page is. Nothing else stops."""

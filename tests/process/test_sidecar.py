@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import shutil
@@ -333,22 +332,6 @@ def test_the_page_in_a_browser(stub, sidecar) -> None:
     assert seen.stdout.count("<svg") == 4
     assert ">idle</span>" in seen.stdout
     assert "CONSOLE" not in seen.stderr
-
-
-def test_clients_that_say_nothing_block_nobody(stub, sidecar) -> None:
-    """More open connections than there are slots: they end after a while, and probes are answered again."""
-    watcher = sidecar(stub(*SPEC).port)
-    watcher.becomes("idle")
-    silent = [socket.create_connection(("127.0.0.1", watcher.port)) for _ in range(40)]
-
-    def answers() -> bool:
-        with contextlib.suppress(requests.RequestException):
-            return watcher.get("/livez").status_code == 200
-        return False
-
-    wait_until(answers)
-    for connection in silent:
-        connection.close()
 
 
 def run(*argv: str) -> subprocess.CompletedProcess[str]:

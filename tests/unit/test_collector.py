@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import threading
 import time
 import types
@@ -11,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+import requests
 from prometheus_client.parser import text_string_to_metric_families
 
 from specserve.calibration import reconcile
@@ -27,6 +29,7 @@ from specserve.sidecar.gpu import Detached, Means, Telemetry
 from specserve.sidecar.observer import Observation, Observer, Point, aged
 from specserve.sidecar.page import render
 from specserve.sidecar.probe import CanaryOutcome, Context, Scrape
+from specserve.sidecar.server import MAX_CONNECTIONS, Pages, Server
 from tests.virtual_engine import VirtualEngine
 
 SETTINGS = Settings.model_validate(
@@ -446,6 +449,24 @@ def test_no_gpu_no_families() -> None:
     """Without a driver, and with a selection that names no device, nothing is said."""
     assert Telemetry(Nvml(driver=False), visible=None, count=1).readings() == {}
     assert Telemetry(Nvml(), visible="", count=1).readings() == {}
+
+
+def test_slow_clients_shut_out_no_probe() -> None:
+    """More connections than there are slots, each with a request that never ends: a probe is answered all the same."""
+    server = Server("127.0.0.1", 0, Pages(bytes, dict, lambda _: {"ok": True}, str))
+    server.start()
+    slow = []
+    try:
+        for _ in range(MAX_CONNECTIONS + 8):
+            slow.append(socket.create_connection(server.server_address[:2]))
+            slow[-1].sendall(b"GET /livez HTTP/1.1\r\nX: ")
+        for _ in range(5):
+            assert requests.get(server.url + "/livez", timeout=60).json() == {"ok": True}
+        assert len(server._open) <= MAX_CONNECTIONS
+    finally:
+        for connection in slow:
+            connection.close()
+        server.stop()
 
 
 def answer(observation: Observation | None, **facts: object) -> dict:
