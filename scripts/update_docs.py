@@ -21,10 +21,11 @@ One YAML file drives `check`, `plan`, `launch`, `bench`, the sidecar and the Hel
 defaults, the file, environment (`SPECSERVE_SERVER__PORT=9000`), `--set server.port=9000`. `specserve config show FILE`
 prints what is in force and who said so.
 
-`${VAR}` in a value is taken from the environment, `${VAR:-default}` where it may be missing, `$$` is a dollar sign.
-A key that ends in `_file` names a file that holds the secret of the key without it. Relative paths start at the
-working directory. Variables and `--set` take YAML: `--set speculative_decoding.schedule='[[1, 8, 4], [9, 64, 0]]'`.
-Unknown keys are refused.
+`${VAR}` in a value, wherever that is given, is taken from the environment, `${VAR:-default}` where it may be missing,
+`$$` is a dollar sign. A key that ends in `_file` names a file that holds the secret of the key without it, as it is.
+Relative paths start at the working directory, `~` is the home folder. Variables and `--set` take YAML:
+`--set speculative_decoding.schedule='[[1, 8, 4], [9, 64, 0]]'`. Names below `engine.env` keep their case:
+`SPECSERVE_ENGINE__ENV__VLLM_LOGGING_LEVEL=DEBUG`. Unknown keys are refused.
 
 This page is made from the schema by `scripts/update_docs.py`.
 """

@@ -10,16 +10,16 @@ import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from specserve import families
-from specserve.config.base import Positive, Ratio, Seconds, Section
+from specserve.config.base import FilePath, Positive, Ratio, Seconds, Secret, Section
 
 Severity = Literal["critical", "warning", "info"]
 AlertName = Annotated[str, Field(pattern=r"^[A-Z][A-Za-z0-9]*$", max_length=60)]
 LabelName = Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]*$")]
-Duration = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
+Duration = Annotated[float, Field(ge=0.0)]
+_UNSET = "null: the firing threshold; unset, it moves along where that passes it"
 
 
 class Timing(Section):
@@ -32,34 +32,56 @@ class Timing(Section):
     )
 
 
-def _ordered(lower: float | None, upper: float | None, sentence: str) -> None:
-    if lower is not None and upper is not None and lower > upper:
-        raise ValueError(sentence)
+def _ordered(rule: Any, lower: str, upper: str) -> None:
+    low, high = getattr(rule, lower), getattr(rule, upper)
+    if low is not None and high is not None and low > high:
+        raise ValueError(f"{lower} is {low:g}; must be at most {upper} ({high:g}), set both")
+
+
+def _follow(given: Any, default: Any) -> Any:
+    """The keys given; where they leave out the threshold for resolving and its default would be on the wrong side of
+    the one for firing, then as far from that as by default.
+
+    The distance shrinks with a threshold nearer to zero: 4 in a queue instead of 32 resolves below 1, not below -20.
+    """
+    for fire, resolve in (("fire_below", "resolve_above"), ("fire_above", "resolve_below")):
+        usual, resolved = getattr(default, fire, None), getattr(default, resolve, None)
+        if resolve in given or usual is None or resolved is None:
+            continue
+        try:
+            threshold = float(given.get(fire, usual))
+        except (TypeError, ValueError, OverflowError):  # whoever validates says so
+            continue
+        distance = resolved - usual
+        if (threshold - resolved) * distance > 0:
+            moved = round(threshold + distance * (min(1.0, abs(threshold / usual)) if usual else 1.0), 6)
+            return {**given, resolve: min(1.0, moved) if isinstance(default, AcceptanceRate) else moved}
+    return given
 
 
 class Below(Timing):
     """A rule that fires under a number."""
 
-    fire_below: Number | None = Field(None, description="Fires below this value; null: never.")
-    resolve_above: Number | None = Field(None, description="Resolves above this value; null: the firing threshold.")
+    fire_below: float | None = Field(None, description="Fires below this value; null: never.")
+    resolve_above: float | None = Field(None, description=f"Resolves above this value; {_UNSET}.")
     min_samples: Duration = Field(0.0, description="Sample size in the window below which nothing is said.")
 
     @model_validator(mode="after")
     def _hysteresis(self) -> Self:
-        _ordered(self.fire_below, self.resolve_above, "resolve_above is less than fire_below; it must not be")
+        _ordered(self, "fire_below", "resolve_above")
         return self
 
 
 class Above(Timing):
     """A rule that fires over a number."""
 
-    fire_above: Number | None = Field(None, description="Fires above this value; null: never.")
-    resolve_below: Number | None = Field(None, description="Resolves below this value; null: the firing threshold.")
+    fire_above: float | None = Field(None, description="Fires above this value; null: never.")
+    resolve_below: float | None = Field(None, description=f"Resolves below this value; {_UNSET}.")
     min_samples: Duration = Field(0.0, description="Sample size in the window below which nothing is said.")
 
     @model_validator(mode="after")
     def _hysteresis(self) -> Self:
-        _ordered(self.resolve_below, self.fire_above, "resolve_below is more than fire_above; it must not be")
+        _ordered(self, "resolve_below", "fire_above")
         return self
 
 
@@ -67,13 +89,15 @@ class AcceptanceRate(Timing):
     """AcceptanceRateLow."""
 
     fire_below: Ratio = Field(0.5, description="Fires below this acceptance rate.")
-    resolve_above: Ratio = Field(0.55, description="Resolves above this acceptance rate.")
+    resolve_above: Ratio = Field(
+        0.55, description="Resolves above this acceptance rate; unset, it moves along with a higher fire_below."
+    )
     window_seconds: Seconds = Field(300.0, description="Window of the rate, weighted by tokens.")
     min_draft_tokens: Positive = Field(1000, description="Drafted tokens in the window below which nothing is said.")
 
     @model_validator(mode="after")
     def _hysteresis(self) -> Self:
-        _ordered(self.fire_below, self.resolve_above, "resolve_above is less than fire_below; it must not be")
+        _ordered(self, "fire_below", "resolve_above")
         return self
 
 
@@ -128,7 +152,8 @@ class Rules(Section):
         """`{enabled: false}` changes one key and keeps the alert's other defaults."""
         if not isinstance(value, Mapping):
             return value
-        return {**cls.model_fields[info.field_name].default.model_dump(), **value}
+        default = cls.model_fields[info.field_name].default
+        return {**default.model_dump(), **_follow(value, default)}
 
 
 class CustomRule(Timing):
@@ -139,10 +164,10 @@ class CustomRule(Timing):
     labels: dict[LabelName, str] = Field(
         default_factory=dict, description="Labels to match; one alert for each combination of the others."
     )
-    fire_below: Number | None = Field(None, description="Fires below this value.")
-    resolve_above: Number | None = Field(None, description="Resolves above this value; null: fire_below.")
-    fire_above: Number | None = Field(None, description="Fires above this value.")
-    resolve_below: Number | None = Field(None, description="Resolves below this value; null: fire_above.")
+    fire_below: float | None = Field(None, description="Fires below this value.")
+    resolve_above: float | None = Field(None, description="Resolves above this value; null: fire_below.")
+    fire_above: float | None = Field(None, description="Fires above this value.")
+    resolve_below: float | None = Field(None, description="Resolves below this value; null: fire_above.")
     severity: Severity = Field("warning", description="critical, warning or info.")
     summary: str = Field("", max_length=300, description="One sentence for the notification.")
     runbook_url: str | None = Field(None, description="Where to read on.")
@@ -167,8 +192,8 @@ class CustomRule(Timing):
             self.fire_above is None and self.resolve_below is not None
         ):
             raise ValueError("resolve_above goes with fire_below, resolve_below with fire_above")
-        _ordered(self.fire_below, self.resolve_above, "resolve_above is less than fire_below; it must not be")
-        _ordered(self.resolve_below, self.fire_above, "resolve_below is more than fire_above; it must not be")
+        _ordered(self, "fire_below", "resolve_above")
+        _ordered(self, "resolve_below", "fire_above")
         return self
 
 
@@ -177,10 +202,10 @@ class AlertmanagerReceiver(Section):
 
     type: Literal["alertmanager"] = Field(description="Kind of receiver.")
     url: str = Field(pattern=r"^https?://", description="Base URL of Alertmanager.")
-    bearer_token: SecretStr | None = Field(
+    bearer_token: Secret | None = Field(
         None, description="Token for the Authorization header; prefer bearer_token_file."
     )
-    bearer_token_file: str | None = Field(None, description="File that holds the token.")
+    bearer_token_file: FilePath | None = Field(None, description="File that holds the token.")
 
 
 class WebhookReceiver(Section):
@@ -188,20 +213,20 @@ class WebhookReceiver(Section):
 
     type: Literal["webhook"] = Field(description="Kind of receiver.")
     url: str = Field(pattern=r"^https?://", description="URL that receives a POST with JSON.")
-    secret: SecretStr | None = Field(None, description="Key of the HMAC-SHA256 signature; prefer secret_file.")
-    secret_file: str | None = Field(None, description="File that holds the signing key.")
-    bearer_token: SecretStr | None = Field(
+    secret: Secret | None = Field(None, description="Key of the HMAC-SHA256 signature; prefer secret_file.")
+    secret_file: FilePath | None = Field(None, description="File that holds the signing key.")
+    bearer_token: Secret | None = Field(
         None, description="Token for the Authorization header; prefer bearer_token_file."
     )
-    bearer_token_file: str | None = Field(None, description="File that holds the token.")
+    bearer_token_file: FilePath | None = Field(None, description="File that holds the token.")
 
 
 class SlackReceiver(Section):
     """A Slack-compatible incoming webhook."""
 
     type: Literal["slack"] = Field(description="Kind of receiver.")
-    url: SecretStr | None = Field(None, description="Incoming webhook URL; prefer url_file.")
-    url_file: str | None = Field(None, description="File that holds the webhook URL.")
+    url: Secret | None = Field(None, description="Incoming webhook URL; prefer url_file.")
+    url_file: FilePath | None = Field(None, description="File that holds the webhook URL.")
 
 
 Receiver = Annotated[AlertmanagerReceiver | WebhookReceiver | SlackReceiver, Field(discriminator="type")]
@@ -221,6 +246,11 @@ class Alerts(Section):
         default_factory=dict, description="Labels on every notification, e.g. {cluster: a}."
     )
     runbook_base_url: str = Field("docs/runbooks", description="Where the runbook pages are; a link in notifications.")
+
+    @field_validator("acceptance_rate", mode="before")
+    @classmethod
+    def _hysteresis(cls, value: Any) -> Any:
+        return _follow(value, AcceptanceRate()) if isinstance(value, Mapping) else value
 
     @model_validator(mode="after")
     def _names(self) -> Self:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,9 @@ MAX_VALUES = 50_000
 """Values after aliases are expanded: a few lines of nested aliases can stand for billions."""
 MAX_DEPTH = 50
 
+_TEXT = tuple("&*!%@`|>#")
+"""What begins with one of these means something else in YAML, or nothing; as a value on its own it is a text."""
+_TEXTS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:timestamp")
 _VARIABLE = re.compile(r"\$\$|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
 
@@ -87,6 +91,29 @@ def read(path: Path, environ: Mapping[str, str]) -> Document:
     return doc
 
 
+def read_value(text: str, path: KeyPath, place: str, environ: Mapping[str, str]) -> tuple[Any, Document]:
+    """One value that stands alone, as in ``--set KEY=VALUE``: YAML, variables replaced as in a file.
+
+    A plain text is taken whole, and so is one that YAML cannot read (``a: b: c``); quotes around it are YAML's. The
+    document has the problems, and what was written at each path.
+    """
+    doc, bare = Document(place), text.strip()
+    node: yaml.Node | None = yaml.ScalarNode("tag:yaml.org,2002:str", bare)
+    if not bare.startswith(_TEXT):
+        try:
+            node = yaml.compose(bare, Loader=yaml.SafeLoader)
+        except (yaml.YAMLError, RecursionError):
+            if bare.startswith(("{", "[", "'", '"')):
+                doc.problems.append(Problem("has a value that is not valid YAML", place, fix="quote the value"))
+                return None, doc
+    is_quoted = isinstance(node, yaml.ScalarNode) and node.style is not None
+    if isinstance(node, yaml.ScalarNode) and node.tag in _TEXTS and not is_quoted:
+        node.value = bare  # with what YAML takes for a comment
+    value = None if node is None else _Walk(doc, environ, place).value(node, path)
+    doc.written[path] = str(value) if is_quoted else expand(bare, environ)[0]
+    return value, doc
+
+
 def _text(path: Path) -> str:
     name = str(path)
     try:
@@ -129,9 +156,10 @@ def _compose(text: str, name: str) -> yaml.Node | None:
 class _Walk:
     """One pass over the nodes: values, lines, and problems."""
 
-    def __init__(self, doc: Document, environ: Mapping[str, str]) -> None:
+    def __init__(self, doc: Document, environ: Mapping[str, str], place: str | None = None) -> None:
         self.doc = doc
         self.environ = environ
+        self.fixed_place = place
         self.count = 0
         self.scalars = yaml.SafeLoader("")
 
@@ -150,7 +178,8 @@ class _Walk:
         self.doc.values = self.mapping(node, ())
 
     def problem(self, node: yaml.Node, message: str, fix: str | None = None) -> None:
-        self.doc.problems.append(Problem(message, f"{self.doc.name}:{node.start_mark.line + 1}", fix=fix))
+        place = self.fixed_place or f"{self.doc.name}:{node.start_mark.line + 1}"
+        self.doc.problems.append(Problem(message, place, fix=fix))
 
     def value(self, node: yaml.Node, path: KeyPath) -> Any:
         self.count += 1
@@ -191,7 +220,7 @@ class _Walk:
 
     def scalar(self, node: yaml.Node, path: KeyPath) -> Any:
         text = str(node.value)
-        if node.tag in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:timestamp"):
+        if node.tag in _TEXTS:
             expanded, unset = expand(text, self.environ)
             for name in unset:
                 self.problem(
@@ -199,6 +228,8 @@ class _Walk:
                     f"'{dotted(path)}' uses ${{{name}}}, which is not set in the environment",
                     fix=f"export {name}=..., or write ${{{name}:-default}}",
                 )
+            if "\0" in expanded:
+                self.problem(node, f"'{dotted(path)}' has a NUL character; must have none")
             return expanded
         if node.tag.removeprefix("tag:yaml.org,2002:") not in ("int", "float", "bool", "null"):
             tag = node.tag.replace("tag:yaml.org,2002:", "!!")
@@ -206,7 +237,13 @@ class _Walk:
             return None
         self.doc.written[path] = text
         try:
-            return self.scalars.construct_object(node)
+            value = self.scalars.construct_object(node)
         except (yaml.YAMLError, ValueError, OverflowError):
             self.problem(node, f"'{dotted(path)}' is {text!r}, which YAML cannot read as {node.tag.rsplit(':', 1)[-1]}")
             return None
+        if isinstance(value, float) and not math.isfinite(value):
+            self.problem(
+                node, f"'{dotted(path)}' is {text}; must be a finite number", f"quote it where '{text}' is a text"
+            )
+            return None
+        return value

@@ -9,24 +9,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
 from specserve.config import legacy, rules
-from specserve.config.document import Document, KeyPath, dotted, read
+from specserve.config.alerting import Rules
+from specserve.config.document import Document, KeyPath, dotted, read, read_value
 from specserve.config.schema import Settings
 from specserve.config.sentences import known_keys, sentence
 from specserve.errors import ConfigError, Problem
-from specserve.log import secrets_in
+from specserve.log import is_secret_name, secrets_in
 
 PREFIX = "SPECSERVE_"
 MOST_LISTED = 10
 """Keys that a sentence lists; with more of them it names the page."""
-_NOT_OURS = re.compile(r"_SERVICE_(HOST|PORT)|_PORT(_\d+_(TCP|UDP))?(_|$)|^SPECSERVE_(REPAIRS|CACHE)$")
-"""Kubernetes describes a Service named ``specserve`` to every pod in variables that look like ours."""
+_NOT_OURS = re.compile(r"_SERVICE_(HOST|PORT)|_PORT(_\d+_(TCP|UDP|SCTP)|=\w+://)|^SPECSERVE_(REPAIRS|CACHE)=")
+"""NAME=VALUE with which Kubernetes describes a Service named ``specserve`` to every pod: they look like ours."""
 
 _SECTIONS = tuple(Settings.model_fields)
+_RULES = {name.lower(): name for name in Rules.model_fields}
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Loaded:
     def secrets(self) -> tuple[str, ...]:
         """Every secret value, for the redaction of logs; of what is passed on to vLLM what its names say is one."""
         engine, spec = self.settings.engine, self.settings.speculative_decoding
-        known = (s.get_secret_value() for _, s in _secrets(self.settings, ()))
+        known = (secret for _, secret in rules.secrets(self.settings))
         return (*known, *secrets_in([engine.env, engine.extra_args, spec.extra_config]))
 
 
@@ -91,10 +92,14 @@ def load(path: Path, *, environ: Mapping[str, str], overrides: Sequence[str] = (
     cascade = _Cascade(doc, doc.values)
     problems = list(doc.problems)
     warnings: list[Problem] = []
-    for entry in _from_environment(environ, warnings):
-        _apply(cascade, entry, problems)
-    for entry in _from_overrides(overrides, problems):
-        _apply(cascade, entry, problems)
+    for entry in [*_from_environment(environ, warnings), *_from_overrides(overrides, problems)]:
+        value, said = read_value(entry.text, tuple(entry.path), entry.place, environ)
+        problems += said.problems
+        if value is None and not entry.text.strip() and is_secret_name(entry.path[-1]):
+            value = ""  # whoever sets a secret wants one
+        cascade.doc.written |= said.written
+        if value is not None or not said.problems:
+            cascade.put(entry.path, value, entry.place)
     settings = _validate(cascade, problems)
     if settings is None:
         raise ConfigError(_unique(problems))
@@ -118,11 +123,10 @@ def _from_environment(environ: Mapping[str, str], warnings: list[Problem]) -> It
     for name in sorted(environ):
         if not name.startswith(PREFIX):
             continue
-        if "__" in name:
-            yield _Entry(name[len(PREFIX) :].lower().split("__"), environ[name], f"environment {name}")
-        elif name[len(PREFIX) :].lower() in _SECTIONS:
-            yield _Entry([name[len(PREFIX) :].lower()], environ[name], f"environment {name}")
-        elif not _NOT_OURS.search(name):
+        parts = name[len(PREFIX) :].split("__")
+        if len(parts) > 1 or parts[0].lower() in _SECTIONS:
+            yield _Entry(_spelled(parts), environ[name], f"environment {name}")
+        elif not _NOT_OURS.search(f"{name}={environ[name]}"):
             warnings.append(
                 Problem(
                     "is ignored; a config key has its section in front, with two underscores",
@@ -132,6 +136,26 @@ def _from_environment(environ: Mapping[str, str], warnings: list[Problem]) -> It
             )
 
 
+def _spelled(parts: Sequence[str]) -> list[str]:
+    """A path from a variable's name, which is in capitals mostly: keys in lower case, the user's own as they are.
+
+    >>> _spelled(["ENGINE", "ENV", "A__B"]), _spelled(["ALERTS", "RULES", "ENGINEDOWN", "ENABLED"])
+    (['engine', 'env', 'A__B'], ['alerts', 'rules', 'EngineDown', 'enabled'])
+    """
+    path = [part.lower() for part in parts]
+    if (own := _own_name(path)) < len(path):
+        return [*path[:own], "__".join(parts[own:])]
+    if path[:2] == ["alerts", "rules"]:
+        path[2:3] = [_RULES.get(part, part) for part in path[2:3]]
+    return path
+
+
+def _own_name(path: Sequence[str]) -> int:
+    """How many parts of a path stand before a name of the user's that may hold any character."""
+    free = 2 if list(path[:2]) == ["engine", "env"] else 3 if path[0] == "models" and path[2:3] == ["sha256"] else 99
+    return min(free, len(path))
+
+
 def _from_overrides(overrides: Sequence[str], problems: list[Problem]) -> Iterator[_Entry]:
     for text in overrides:
         key, equals, value = text.partition("=")
@@ -139,17 +163,8 @@ def _from_overrides(overrides: Sequence[str], problems: list[Problem]) -> Iterat
         if not equals or not all(path):
             problems.append(Problem("is not KEY=VALUE", f"--set {text}", fix="e.g. --set server.port=9000"))
             continue
-        yield _Entry(path, value, f"--set {key.strip()}")
-
-
-def _apply(cascade: _Cascade, entry: _Entry, problems: list[Problem]) -> None:
-    try:
-        value = yaml.safe_load(entry.text)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        problems.append(Problem("has a value that is not valid YAML", entry.place, fix="quote the value"))
-        return
-    cascade.doc.written[tuple(entry.path)] = entry.text
-    cascade.put(entry.path, entry.text if isinstance(value, str) else value, entry.place)
+        own = _own_name(path)
+        yield _Entry([*path[:own], *filter(None, [".".join(path[own:])])], value, f"--set {key.strip()}")
 
 
 def _validate(cascade: _Cascade, problems: list[Problem]) -> Settings | None:
@@ -165,7 +180,21 @@ def _validate(cascade: _Cascade, problems: list[Problem]) -> Settings | None:
         else:
             message, fix = sentence(loc, item)
             problems.append(Problem(message, where, fix=fix))
+    for path in _booleans(cascade.values, settings.model_dump() if settings else None):
+        problems.append(Problem(f"'{dotted(path)}' is true or false; must be a number", cascade.place(path)))
     return settings
+
+
+def _booleans(given: Any, taken: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
+    """Where pydantic took ``true`` for 1."""
+    if isinstance(given, dict) and isinstance(taken, dict):
+        for key, value in given.items():
+            yield from _booleans(value, taken.get(key), (*path, key))
+    elif isinstance(given, list) and isinstance(taken, list | tuple):
+        for i, (value, result) in enumerate(zip(given, taken, strict=False)):
+            yield from _booleans(value, result, (*path, i))
+    elif isinstance(given, bool) and type(taken) in (int, float):
+        yield path
 
 
 def _attempt(values: Mapping[str, Any]) -> tuple[Settings | None, list[ErrorDetails]]:
@@ -261,23 +290,12 @@ def _secret(
     return SecretStr(text)
 
 
-def _secrets(section: BaseModel, path: KeyPath) -> Iterator[tuple[KeyPath, SecretStr]]:
-    for name in type(section).model_fields:
-        value = getattr(section, name)
-        here = (*path, name)
-        for i, item in enumerate(value if isinstance(value, list) else [value]):
-            if isinstance(item, SecretStr):
-                yield here, item
-            elif isinstance(item, BaseModel):
-                yield from _secrets(item, (*here, i) if isinstance(value, list) else here)
-
-
 def _sources(cascade: _Cascade) -> dict[str, str]:
     out: dict[str, str] = {}
 
     def walk(value: Any, path: KeyPath) -> None:
-        if isinstance(value, dict) and value:
-            for key, item in value.items():
+        if isinstance(value, dict | list) and value:
+            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
                 walk(item, (*path, key))
         else:
             out[dotted(path)] = cascade.place(path)

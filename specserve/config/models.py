@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field
 
-from specserve.config.base import Positive, Section
+from specserve.config.base import FilePath, Positive, Secret, Section
 
 Dtype = Literal["auto", "half", "float16", "bfloat16", "float", "float32"]
 Sha256 = str | dict[str, str]
@@ -15,7 +15,7 @@ Sha256 = str | dict[str, str]
 class TargetModel(Section):
     """The served model."""
 
-    path: str = Field(min_length=1, description="Folder with the checkpoint, or a Hub id.")
+    path: FilePath = Field(min_length=1, description="Folder with the checkpoint, or a Hub id.")
     revision: str | None = Field(None, description="Hub commit, tag or branch. Pin a commit in production.")
     dtype: Dtype = Field("auto", description="Data type of weights and activations; auto takes the checkpoint's.")
     quantization: str | None = Field(None, description="vLLM's quantization method; null reads it from the checkpoint.")
@@ -32,7 +32,7 @@ class TargetModel(Section):
 class DraftModel(Section):
     """The draft model, or the draft head of eagle, eagle3, mtp, medusa and the like."""
 
-    path: str = Field(min_length=1, description="Folder with the draft checkpoint, or a Hub id.")
+    path: FilePath = Field(min_length=1, description="Folder with the draft checkpoint, or a Hub id.")
     revision: str | None = Field(None, description="Hub commit, tag or branch. Pin a commit in production.")
     dtype: Dtype | None = Field(
         None, description="Only the target's value is possible: vLLM gives the draft the target's dtype."
@@ -53,9 +53,11 @@ class Models(Section):
 
     target_model: TargetModel = Field(description="The served model.")
     draft_model: DraftModel | None = Field(None, description="The proposer; absent for ngram, suffix and mtp.")
-    store: str | None = Field(None, description="Folder that `specserve models pull` fills; null is the Hub cache.")
-    hub_token: SecretStr | None = Field(None, description="Hub token; prefer hub_token_file.")
-    hub_token_file: str | None = Field(None, description="File that holds the Hub token.")
+    store: FilePath | None = Field(
+        None, description="Folder that `specserve models pull` fills; null is the Hub cache."
+    )
+    hub_token: Secret | None = Field(None, description="Hub token; prefer hub_token_file.")
+    hub_token_file: FilePath | None = Field(None, description="File that holds the Hub token.")
 
     @property
     def token(self) -> str | None:

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from pydantic import SecretStr
+from pydantic import BaseModel, SecretStr
 
 from specserve.config import legacy
-from specserve.config.document import KeyPath
+from specserve.config.document import KeyPath, dotted
 from specserve.config.schema import Settings
 from specserve.config.speculation import NEEDS_DRAFT, WITHOUT_DRAFT
 
@@ -46,7 +46,7 @@ def check(settings: Settings) -> Iterator[Complaint]:
     yield from _engine(settings)
     yield from _nodes(settings)
     yield from _receivers(settings)
-    yield from _tokens(settings)
+    yield from _secrets(settings)
     if settings.speculative_decoding.enabled:
         yield from _method(settings)
         yield from _draft(settings)
@@ -57,7 +57,7 @@ def _is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 
@@ -117,7 +117,7 @@ def _receivers(settings: Settings) -> Iterator[Complaint]:
         url = receiver.url.get_secret_value() if isinstance(receiver.url, SecretStr) else receiver.url
         if url is None:
             yield Complaint(("alerts", "notify", i), "a slack receiver has no URL; set 'url_file'")
-        elif not _is_url(url):
+        elif url and not _is_url(url):
             yield Complaint(
                 ("alerts", "notify", i, "url"),
                 f"the URL of receiver {i + 1} ({receiver.type}) is none that a request can go to; "
@@ -137,21 +137,32 @@ def _is_url(text: str) -> bool:
     return known and all(re.fullmatch(r"\S{1,63}", label) for label in labels)
 
 
-def _tokens(settings: Settings) -> Iterator[Complaint]:
-    """Secrets that travel in an HTTP header."""
-    held: list[tuple[KeyPath, SecretStr | None]] = [
-        (("server", "api_key"), settings.server.api_key),
-        (("models", "hub_token"), settings.models.hub_token),
-    ]
-    for i, receiver in enumerate(settings.alerts.notify):
-        if receiver.type != "slack":
-            held.append((("alerts", "notify", i, "bearer_token"), receiver.bearer_token))
-    for path, token in held:
-        if token and not re.fullmatch(r"[ -~]+", token.get_secret_value()):
+def secrets(section: BaseModel, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+    """Every secret in clear, with the key that it came from."""
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        here = (*path, f"{name}_file" if getattr(section, f"{name}_file", None) else name)
+        for i, item in enumerate(value if isinstance(value, list) else [value]):
+            if isinstance(item, SecretStr):
+                yield here, item.get_secret_value()
+            elif isinstance(item, BaseModel):
+                yield from secrets(item, (*here, i) if isinstance(value, list) else here)
+
+
+def _secrets(settings: Settings) -> Iterator[Complaint]:
+    for path, secret in secrets(settings):
+        name = str(path[-1]).removesuffix("_file")
+        if not secret:
             yield Complaint(
                 path,
-                f"'{path[-1]}' has a character that no HTTP header may carry; must be printable ASCII on one line",
-                f"write the token alone into a file and set {path[-1]}_file",
+                f"'{dotted(path)}' is empty; must hold the secret",
+                "set the variable that it comes from, or write null for none",
+            )
+        elif name in ("api_key", "hub_token", "bearer_token") and not (secret.isascii() and secret.isprintable()):
+            yield Complaint(
+                path,
+                f"'{name}' has a character that no HTTP header may carry; must be printable ASCII on one line",
+                f"write the token alone into a file and set {name}_file",
             )
 
 
@@ -251,6 +262,13 @@ def _schedule(settings: Settings) -> Iterator[Complaint]:
     if spec.schedule is not None and spec.max_batch_size is not None:
         yield Complaint(
             (_SPEC, "max_batch_size"), "'schedule' and 'max_batch_size' are both set; keep one, the schedule says more"
+        )
+    length = settings.engine.max_model_len
+    if length is not None and spec.num_speculative_tokens >= length:
+        yield Complaint(
+            (_SPEC, "num_speculative_tokens"),
+            f"'num_speculative_tokens' is {spec.num_speculative_tokens}; must be less than engine.max_model_len "
+            f"({length})",
         )
     end = settings.engine.max_num_seqs
     if spec.max_batch_size is not None and end is not None and spec.max_batch_size > end:

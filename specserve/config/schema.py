@@ -47,7 +47,7 @@ class Settings(Section):
     @property
     def base_url(self) -> str:
         """Where a client on this machine reaches the OpenAI server, without a trailing slash."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.server.host, self.server.host)
-        if ":" in host and not host.startswith("["):
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.server.host, self.server.host)
+        if ":" in host:
             host = f"[{host}]"
         return f"{'https' if self.server.tls.cert_file else 'http'}://{host}:{self.server.port}"

@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field
 
 from specserve.config import legacy
-from specserve.config.base import Port, Positive, Ratio, Seconds, Section
+from specserve.config.base import FilePath, Host, Port, Positive, Ratio, Seconds, Secret, Section
 
 Repair = Literal["cpu-speculative-sampling"]
 Policy = Literal["warn", "block"]
+VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 class Tls(Section):
     """TLS of the OpenAI endpoint."""
 
-    cert_file: str | None = Field(None, description="PEM certificate chain.")
-    key_file: str | None = Field(None, description="PEM private key.")
+    cert_file: FilePath | None = Field(None, description="PEM certificate chain.")
+    key_file: FilePath | None = Field(None, description="PEM private key.")
 
 
 class Server(Section):
     """The OpenAI endpoint."""
 
-    host: str = Field("127.0.0.1", description="Address to listen on. Other than loopback needs an API key.")
+    host: Host = Field("127.0.0.1", description="Address to listen on. Other than loopback needs an API key.")
     port: Port = Field(8000, description="Port of the OpenAI API.")
     served_model_name: str | None = Field(None, description="Model name that clients use; null is the target's path.")
     max_concurrent_requests: Positive | None = Field(
         None, description="Requests in flight, running and waiting; beyond it 503."
     )
-    api_key: SecretStr | None = Field(None, description="Key that clients must send; prefer api_key_file.")
-    api_key_file: str | None = Field(None, description="File that holds the API key.")
+    api_key: Secret | None = Field(None, description="Key that clients must send; prefer api_key_file.")
+    api_key_file: FilePath | None = Field(None, description="File that holds the API key.")
     allow_unauthenticated: bool = Field(
         False, description="Listen beyond loopback without a key (something else authenticates)."
     )
@@ -61,7 +62,7 @@ class Engine(Section):
     drain_timeout_seconds: Seconds = Field(60.0, description="Time that running requests get when stopping.")
     node_count: Positive = Field(1, description="Machines that share one model; TP x PP is spread over them.")
     node_rank: int = Field(0, ge=0, description="Which of them this is. 0 leads: it alone has the API.")
-    leader_address: str | None = Field(None, description="Name or address of node 0, as the other nodes reach it.")
+    leader_address: Host | None = Field(None, description="Name or address of node 0, as the other nodes reach it.")
     max_restarts: int = Field(0, ge=0, description="Restarts after the engine was lost; 0 exits with code 5.")
     restart_backoff_seconds: Seconds = Field(2.0, description="First pause before a restart; doubles each time.")
     canary: Canary = Field(default_factory=Canary, description="The check before the server counts as ready.")
@@ -74,7 +75,7 @@ class Engine(Section):
         description="Further vLLM flags without dashes, e.g. {max-logprobs: 5}.",
         json_schema_extra={"patternProperties": {legacy.NOT_EXTRA: False}},
     )
-    env: dict[str, str] = Field(
+    env: dict[VariableName, str] = Field(
         default_factory=dict, description="Environment of the engine, e.g. {VLLM_LOGGING_LEVEL: DEBUG}."
     )
 
@@ -83,5 +84,5 @@ class Hardware(Section):
     """What-if hardware for plan and check; absent means: detect."""
 
     gpu_name: str | None = Field(None, description="GPU name as NVML prints it, e.g. NVIDIA H100 80GB HBM3.")
-    gpu_memory_gib: float | None = Field(None, gt=0, description="Memory of one GPU in GiB, as NVML's total.")
+    gpu_memory_gib: float | None = Field(None, gt=0, le=65536, description="Memory of one GPU in GiB, as NVML's total.")
     gpu_count: Positive | None = Field(None, description="Number of GPUs.")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, SecretStr
 
+from specserve.config.alerting import WebhookReceiver
 from specserve.config.load import Loaded
 from specserve.log import masked
 
@@ -45,7 +47,12 @@ def _walk(loaded: Loaded, section: BaseModel, prefix: str, out: list[Row]) -> No
             for i, item in enumerate(value):
                 _walk(loaded, item, f"{key}[{i}].", out)
         else:
-            out.append(Row(key, _plain(value), _source(loaded, key)))
+            shown = _plain(value)
+            if name == "url" and isinstance(
+                section, WebhookReceiver
+            ):  # Teams and Discord have their secret in the path
+                shown = re.sub(r"(//[^/?#]*)[/?#].+", r"\1/***", shown)
+            out.append(Row(key, shown, _source(loaded, key)))
 
 
 def _plain(value: Any) -> Any:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from specserve.config.base import Port, Seconds, Section
+from specserve.config.base import FilePath, Host, Port, Seconds, Section
 
 
 class Sidecar(Section):
     """The watcher beside the engine."""
 
     enabled: bool = Field(True, description="Run the sidecar with `specserve launch`.")
-    host: str = Field("127.0.0.1", description="Address of the sidecar's HTTP server.")
+    host: Host = Field("127.0.0.1", description="Address of the sidecar's HTTP server.")
     port: Port = Field(9400, description="Port of /metrics, /status, /livez, /readyz and /startupz.")
     scrape_interval_seconds: Seconds = Field(5.0, description="Time between two reads of the engine's metrics.")
     canary_timeout_seconds: Seconds = Field(
@@ -25,9 +25,9 @@ class Sidecar(Section):
         description="Time between two comparisons of drafted text with the target's own while serving, as after the "
         "start (some hundred short requests); null: after the start only.",
     )
-    benchmark_profile: str | None = Field(
+    benchmark_profile: FilePath | None = Field(
         None, description="Profile that `specserve bench` writes; gives estimated speedup and break-even."
     )
-    state_dir: str | None = Field(
+    state_dir: FilePath | None = Field(
         None, description="Folder where the acceptance baseline survives restarts; null is the user's state folder."
     )

@@ -114,8 +114,9 @@ def test_environment_of_a_kubernetes_service_is_no_config(tmp_path: Path) -> Non
 
 def test_a_variable_with_one_underscore_is_named(tmp_path: Path) -> None:
     """A name that was meant as a key but cannot be one is warned about, not silently ignored."""
-    loaded = load_text(tmp_path, NGRAM, SPECSERVE_SERVER_HOST="x")
-    assert [w.where for w in loaded.warnings] == ["environment SPECSERVE_SERVER_HOST"]
+    names = ["SPECSERVE_PORT", "SPECSERVE_SERVER_HOST", "SPECSERVE_SERVER_PORT"]
+    loaded = load_text(tmp_path, NGRAM, **dict.fromkeys(names, "9000"))
+    assert [w.where for w in loaded.warnings] == [f"environment {name}" for name in names]
 
 
 def test_bad_environment_and_flags_name_themselves(tmp_path: Path) -> None:
@@ -169,6 +170,97 @@ def test_secrets_that_are_passed_on_are_masked_and_known(tmp_path: Path) -> None
     assert Redactor(loaded.secrets()).redact("to https://me:s3cret@h/ {'api_key': 's3cret-1'}") == (
         "to https://***@h/ {'api_key': '***'}"
     )
+
+
+def test_an_empty_secret_is_no_secret(tmp_path: Path) -> None:
+    """A secret that is blank is refused wherever it comes from, not taken for a wish to have none."""
+    for text, sets, environ in (
+        ("server: {host: 0.0.0.0, api_key: '${KEY}'}\n", (), {"KEY": ""}),
+        ("server: {api_key: ' '}\n", (), {}),
+        ("", ("server.api_key=",), {}),
+        ("", (), {"SPECSERVE_SERVER__API_KEY": "\n"}),
+        ("alerts: {notify: [{type: webhook, url: 'http://h/x', secret: ''}]}\n", (), {}),
+    ):
+        with pytest.raises(ConfigError, match=r"is empty; must hold the secret"):
+            load_text(tmp_path, NGRAM + text, *sets, **environ)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("${KEY}", "k-1"),
+        ("$${KEY}", "${KEY}"),
+        ("'quoted'", "quoted"),
+        ('"@ b"', "@ b"),
+        *((text, text) for text in ("@b", "*b", "&b", "!b", "%b", "#b", "a: b", "a: b: c", "a #b", "0123", "- b")),
+    ],
+)
+def test_a_text_given_beside_the_file_is_that_text(tmp_path: Path, text: str, value: str) -> None:
+    """Variables are replaced as in the file, quotes go, and what YAML reads otherwise or not at all is kept."""
+    for sets, environ in (((f"server.api_key={text}",), {}), ((), {"SPECSERVE_SERVER__API_KEY": f"{text}\n"})):
+        key = load_text(tmp_path, NGRAM, *sets, KEY="k-1", **environ).settings.server.api_key
+        assert key is not None
+        assert key.get_secret_value() == value
+
+
+def test_a_variable_that_is_not_set_is_told_at_the_override(tmp_path: Path) -> None:
+    """A --set with an unset variable is refused at its own place."""
+    with pytest.raises(ConfigError, match=r"--set server\.port: 'server\.port' uses \$\{NOPE\}"):
+        load_text(tmp_path, NGRAM, "server.port=${NOPE}")
+
+
+def test_names_of_the_users_keep_their_case(tmp_path: Path) -> None:
+    """Below engine.env a variable's name is the user's, with dots and underscores; alerts are found in any case."""
+    loaded = load_text(
+        tmp_path,
+        NGRAM,
+        "models.target_model.sha256.a.safetensors=abc",
+        SPECSERVE_ENGINE__ENV__NCCL__DEBUG="INFO",
+        SPECSERVE_ALERTS__RULES__ENGINEDOWN__FOR_SECONDS="3",
+    ).settings
+    assert loaded.engine.env == {"NCCL__DEBUG": "INFO"}
+    assert loaded.models.target_model.sha256 == {"a.safetensors": "abc"}
+    assert loaded.alerts.rules.EngineDown.for_seconds == 3
+
+
+def test_a_list_says_who_set_each_item(tmp_path: Path) -> None:
+    """Keys of list items have their source, so a benchmark's record has them; webhook paths are masked in it."""
+    text = NGRAM + "alerts:\n  notify:\n    - type: webhook\n      url: https://me:pw@h:1/hook/s3cret?k=s3cret\n"
+    by_key = {r.key: r for r in rows(load_text(tmp_path, text))}
+    assert by_key["alerts.notify[0].url"].source == f"{tmp_path / 'config.yaml'}:9"
+    assert by_key["alerts.notify[0].url"].value == "https://***@h:1/***"
+    assert by_key["alerts.notify[0].secret"].is_default
+    by_key = {r.key: r for r in rows(load_text(tmp_path, NGRAM, "alerts.notify=[{type: webhook, url: http://h}]"))}
+    assert by_key["alerts.notify[0].url"].source == "--set alerts.notify"
+
+
+def test_addresses_and_paths_as_people_write_them(tmp_path: Path) -> None:
+    """Brackets of IPv6 and the home folder's sign are resolved once, in the schema."""
+    found = load_text(tmp_path, NGRAM, "server.host='[::1]'", "models.target_model.path=~/m").settings
+    assert (found.server.host, found.base_url) == ("::1", "http://[::1]:8000")
+    assert found.models.target_model.path == str(Path.home() / "m")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("server.host=http://127.0.0.1", "'http://127.0.0.1' is a URL; must be an address alone"),
+        ("server.host=127.0.0.1:80", "has a port, which has a key of its own"),
+        ("server.port=true", "'server.port' is true or false; must be a number"),
+        ("hardware.gpu_memory_gib=.inf", "must be a finite number"),
+        ("hardware.gpu_memory_gib='inf'", "must be a finite number"),
+        ("hardware.gpu_memory_gib=1.0e+300", "must be at most 65536"),
+        ("engine.extra_args.x=.nan", "'engine.extra_args.x' is .nan; must be a finite number"),
+        ("engine.env={A B: x}", "'A B' in 'engine.env' names no variable"),
+        ('engine.env={A: "\\0"}', "'engine.env.A' has a NUL character"),
+        ("engine.max_model_len=5", "'num_speculative_tokens' is 5; must be less than engine.max_model_len (5)"),
+    ],
+)
+def test_values_that_no_engine_takes(tmp_path: Path, override: str, message: str) -> None:
+    """What would fail later, or make invalid JSON, is refused where it stands."""
+    with pytest.raises(ConfigError) as caught:
+        load_text(tmp_path, NGRAM, override)
+    assert message in str(caught.value)
 
 
 def test_a_secret_given_twice_is_refused(tmp_path: Path) -> None:

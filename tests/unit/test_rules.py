@@ -312,7 +312,7 @@ def test_custom_rule() -> None:
             "has no label 'engine'; it has no labels",
         ),
         ({"fire_above": 1.0}, "exactly one of fire_below and fire_above"),
-        ({"resolve_above": 0.4}, "resolve_above is less than fire_below"),
+        ({"resolve_above": 0.4}, "fire_below is 0.5; must be at most resolve_above (0.4)"),
         ({"resolve_below": 0.4}, "resolve_below with fire_above"),
         ({"name": "EngineDown"}, "'EngineDown' exists already"),
         ({"labels": {"window": "7m"}}, "there is no window '7m'; there are 1m, 5m, 30m"),
@@ -330,5 +330,20 @@ def test_a_part_of_a_rule_keeps_the_rest() -> None:
     """Setting one key of a built-in alert leaves its other defaults; thresholds in the wrong order are refused."""
     changed = Alerts.model_validate({"rules": {"KVCachePressure": {"fire_above": 0.9}}}).rules.KVCachePressure
     assert (changed.fire_above, changed.resolve_below, changed.for_seconds) == (0.9, 0.85, 300)
-    with pytest.raises(ValidationError, match="resolve_below is more than fire_above"):
-        Alerts.model_validate({"rules": {"KVCachePressure": {"fire_above": 0.8}}})
+    with pytest.raises(ValidationError, match=r"resolve_below is 0\.9; must be at most fire_above \(0\.8\)"):
+        Alerts.model_validate({"rules": {"KVCachePressure": {"fire_above": 0.8, "resolve_below": 0.9}}})
+
+
+def test_a_firing_threshold_takes_the_other_along() -> None:
+    """One threshold alone, past the default of the other: that keeps its distance, and stays where values can be."""
+    given = {
+        "QueueBacklog": {"fire_above": 4},
+        "AcceptanceDrift": {"fire_below": -0.04},
+        "KVCachePressure": {"fire_above": "0.8"},
+    }
+    alerts = Alerts.model_validate({"acceptance_rate": {"fire_below": 0.7}, "rules": given})
+    rules = alerts.rules
+    assert alerts.acceptance_rate.resolve_above == 0.75
+    assert (rules.QueueBacklog.resolve_below, rules.AcceptanceDrift.resolve_above) == (1, -0.02)
+    assert rules.KVCachePressure.resolve_below == pytest.approx(0.8 - 0.1 * 0.8 / 0.95, abs=1e-6)
+    assert Alerts.model_validate({"acceptance_rate": {"fire_below": 0.99}}).acceptance_rate.resolve_above == 1
