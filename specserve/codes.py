@@ -154,6 +154,8 @@ ENGINE_CODES: Mapping[str, tuple[str, str]] = {
     "step-budget": ("A full step leaves too few tokens to prompts.", "Raise max_num_batched_tokens."),
     "shared-memory": ("Shared memory (/dev/shm) is too small for several workers.", "Give the container more."),
     "kubernetes-service-variable": ("Kubernetes set a VLLM_ variable for a Service.", "Set enableServiceLinks: false."),
+    "api-key-unknown": ("VLLM_API_KEY is set and not the server.api_key.", "Do what the fix says."),
+    "profile-unusable": ("sidecar.benchmark_profile cannot be read.", "Run specserve bench, or remove the key."),
     "engine-changed": ("A benchmark profile or memory figures are from another vLLM than this.", "Measure again."),
     "environment-unknown": ("vLLM does not read this variable.", "Unset it."),
 }  # fmt: skip

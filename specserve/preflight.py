@@ -101,7 +101,7 @@ def run(
         installed, engine, unasked = asked.result()
     findings += [*verdict.findings, *unasked]
     findings += support.findings(settings, target, draft, installed, engine, environ=env, shm_bytes=_shm_bytes())
-    findings += in_memory
+    findings += [*in_memory, *_profile(settings)]
     if installed is not None:
         findings += _measured_with_another(loaded, installed)
     kept = [f for f in _without_echoes(findings) if f.code not in skip]
@@ -240,6 +240,22 @@ def _measured_with_another(loaded: Loaded, installed: Installed) -> Iterator[Fin
         if isinstance(engine, str) and engine.split()[-1:] != [installed.version]:
             message = f"was measured with {engine}; installed is {installed}"
             yield Finding("engine-changed", "warning", str(path), message, fix)
+
+
+def _profile(settings: Settings) -> Iterator[Finding]:
+    """The benchmark profile, which the sidecar reads when it starts."""
+    from specserve.sidecar import speedup
+
+    path = settings.sidecar.benchmark_profile
+    if path is None or not settings.sidecar.enabled:
+        return
+    try:
+        speedup.load(Path(path))
+    except ConfigError as error:
+        fix = "give the profile that specserve bench wrote, or remove sidecar.benchmark_profile"
+        for problem in error.problems:
+            where = f"sidecar.benchmark_profile ({problem.where})"
+            yield Finding("profile-unusable", "error", where, problem.message, fix)
 
 
 def _read(target: ModelFacts | None, draft: ModelFacts | None) -> dict[str, ModelFacts]:

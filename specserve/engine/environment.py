@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specserve.errors import ConfigError
+from specserve.errors import ConfigError, Problem
 from specserve.units import GIB, gib
 
 if TYPE_CHECKING:
@@ -88,7 +88,8 @@ def prepare(
     environ = os.environ if environ is None else environ
     machine = machine or Machine()
     theirs = {**environ, **settings.engine.env}
-    _require_known_key(settings, theirs)
+    if unknown := unknown_key(settings, environ):
+        raise ConfigError([unknown])
     notes: list[str] = []
     ours = {"VLLM_NO_USAGE_STATS": "1"}
     if _all_local(settings):
@@ -119,13 +120,22 @@ def _secrets(settings: Settings) -> dict[str, str]:
     return {name: secret.get_secret_value() for name, secret in given.items() if secret is not None}
 
 
-def _require_known_key(settings: Settings, theirs: Mapping[str, str]) -> None:
-    if theirs.get(API_KEY_VARIABLE) and settings.server.api_key is None:
-        raise ConfigError(
-            "is set but server.api_key is not; the engine would ask a key that specserve's own checks do not send",
+def unknown_key(settings: Settings, environ: Mapping[str, str]) -> Problem | None:
+    """A key that the engine would ask for and that specserve's own checks would not send."""
+    ours, inside = settings.server.api_key, settings.engine.env.get(API_KEY_VARIABLE)
+    if inside is not None and inside != (ours.get_secret_value() if ours else ""):
+        return Problem(
+            "is not what server.api_key is; the engine would ask for a key that specserve's own checks do not send",
+            where=f"engine.env.{API_KEY_VARIABLE}",
+            fix="move it to server.api_key, or better to a file that server.api_key_file names",
+        )
+    if inside is None and ours is None and environ.get(API_KEY_VARIABLE):
+        return Problem(
+            "is set but server.api_key is not; the engine would ask for a key that specserve's own checks do not send",
             where=f"environment {API_KEY_VARIABLE}",
             fix=f"--set 'server.api_key=${{{API_KEY_VARIABLE}}}', or unset {API_KEY_VARIABLE}",
         )
+    return None
 
 
 def _all_local(settings: Settings) -> bool:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 
 from specserve.config.schema import Settings
-from specserve.engine import args, flags, known_bad
+from specserve.engine import args, environment, flags, known_bad
 from specserve.engine.introspect import EngineFacts, Installed
 from specserve.engine.method import mtp_type, predict, runner, v2_refusals
 from specserve.errors import ConfigError, Problem
@@ -292,7 +292,9 @@ def _shared_memory(settings: Settings, shm_bytes: int | None) -> Iterator[Findin
 
 
 def _environment(settings: Settings, engine: EngineFacts | None, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Variables of vLLM's that Kubernetes made, or that this version does not read."""
+    """Variables of vLLM's that Kubernetes made, or that this version does not read, and a key that only it knows."""
+    if unknown := environment.unknown_key(settings, environ):
+        yield _finding("api-key-unknown", unknown)
     merged = {**environ, **settings.engine.env}
     for name in sorted(merged):
         if not name.startswith("VLLM_"):

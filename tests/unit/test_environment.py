@@ -161,6 +161,11 @@ def test_key_that_only_the_engine_knows_is_refused(machine):
     """The engine would ask for a key that specserve's own checks do not send."""
     with pytest.raises(ConfigError, match=r"environment VLLM_API_KEY: is set but server.api_key is not"):
         on_cpu(machine, {"VLLM_API_KEY": "k"})
+    for ours in (None, "other"):
+        theirs = settings(server={"api_key": ours}, engine={"env": {"VLLM_API_KEY": "k"}})
+        with pytest.raises(ConfigError, match=r"engine.env.VLLM_API_KEY: is not what server.api_key is"):
+            on_cpu(machine, settings=theirs)
+    on_cpu(machine, settings=settings(server={"api_key": "k"}, engine={"env": {"VLLM_API_KEY": "k"}}))
 
 
 @pytest.mark.parametrize(("free_gib", "space", "said"), [(5, "1", True), (2, "1", True), (12, "3", False)])

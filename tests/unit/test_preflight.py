@@ -146,6 +146,15 @@ def test_figures_of_another_engine_are_warned_about(pair: Path, engine: str | No
     assert [f.message for f in changed] == [f"was measured with {engine}; installed is {introspect.installed()}"] * told
 
 
+def test_a_broken_profile_is_found_before_the_sidecar_reads_it(pair: Path) -> None:
+    """What is no benchmark profile is refused with the key that names it."""
+    (pair / "profile.json").write_text("{")
+    found = run(loaded(pair, f"sidecar: {{benchmark_profile: {pair / 'profile.json'}}}")).errors
+    assert [f.where for f in found if f.code == "profile-unusable"] == [
+        f"sidecar.benchmark_profile ({pair / 'profile.json'})"
+    ]
+
+
 def test_without_speculation_the_draft_is_not_read(pair: Path) -> None:
     """``enabled: false`` checks the target alone."""
     for file in (pair / "draft").iterdir():
