@@ -29,6 +29,7 @@ from specserve.sidecar.gpu import Detached, open_telemetry
 from specserve.sidecar.observer import READY_LOOKS, Observation, Observer, aged
 from specserve.sidecar.probe import Assessment, Policy, context_of
 from specserve.sidecar.server import Pages, Server
+from specserve.supervise.leftovers import runtime_folder
 
 LOG = logging.getLogger("specserve.sidecar")
 STOP_SECONDS = 2.0
@@ -43,9 +44,10 @@ Facts = Callable[[], Mapping[str, Any]]
 
 
 def default_state_dir(environ: Mapping[str, str]) -> Path:
-    """``$XDG_STATE_HOME/specserve``, by default under ``~/.local/state``."""
-    root = environ.get("XDG_STATE_HOME")
-    return (Path(root) if root else Path.home() / ".local" / "state") / "specserve"
+    """``$XDG_STATE_HOME/specserve``, by default under ``~/.local/state``, else in the temp folder: by the records of
+    `launch`."""
+    records = runtime_folder(environ)
+    return records.parent if records.name == "run" else records
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,9 +114,9 @@ class Baseline:
         taken = False
         for quantity in QUANTITIES:
             points = self.points.setdefault(quantity.reading, [])
-            while points and points[0][0] <= wall - MEMORY_SECONDS:
-                points.pop(0)
-            if points and 0 <= wall - points[-1][0] < POINT_SECONDS:
+            # Of the future: the clock was ahead.
+            points[:] = [(at, value) for at, value in points if wall - MEMORY_SECONDS < at <= wall]
+            if points and wall - points[-1][0] < POINT_SECONDS:
                 continue
             value = readings.get(key(quantity.reading, window=WINDOW))
             samples = readings.get(key(quantity.sample, window=WINDOW), 0.0)
@@ -169,8 +169,9 @@ def save(baseline: Baseline, path: Path) -> None:
     """Write it whole or not at all. A folder that cannot be written is said and survived."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
-            json.dump({"version": 1, "points": baseline.points}, file)
-        Path(file.name).replace(path)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=path.name) as folder:
+            fresh = Path(folder) / path.name
+            fresh.write_text(json.dumps({"version": 1, "points": baseline.points}), encoding="utf-8")
+            fresh.replace(path)
     except OSError as error:
         LOG.warning("cannot keep the acceptance baseline", extra={"path": str(path), "why": str(error)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import threading
@@ -30,6 +31,7 @@ from specserve.sidecar.observer import Observation, Observer, Point, aged
 from specserve.sidecar.page import render
 from specserve.sidecar.probe import CanaryOutcome, Context, Scrape
 from specserve.sidecar.server import MAX_CONNECTIONS, Pages, Server
+from specserve.watch import default_state_dir
 from tests.virtual_engine import VirtualEngine
 
 SETTINGS = Settings.model_validate(
@@ -232,10 +234,18 @@ def test_a_baseline_needs_enough_settled_points_and_traffic() -> None:
 
 
 def test_a_baseline_is_bounded() -> None:
-    """A week of points keeps one day."""
+    """A week of points keeps one day, and none of a clock that was a year ahead."""
     own = Baseline()
+    learn(own, hours(24 * 365, 24 * 365 + 1), 0.9)
     learn(own, hours(0, 24 * 7), 0.7)
-    assert len(own.points["specserve_acceptance_rate"]) <= 289
+    assert 260 < len(own.points["specserve_acceptance_rate"]) <= 289
+    assert own.reference(QUANTITIES[0], 24 * 7 * 3600) == 0.7
+
+
+def test_the_baseline_has_a_folder_without_a_home(tmp_path) -> None:
+    """A user without a home keeps it in the temp folder."""
+    assert default_state_dir({"XDG_STATE_HOME": str(tmp_path)}) == tmp_path / "specserve"
+    assert default_state_dir({"TMPDIR": str(tmp_path)}) == tmp_path / f"specserve-{os.getuid()}"
 
 
 def test_a_baseline_survives_a_restart_and_a_broken_file(tmp_path, caplog) -> None:
@@ -251,6 +261,10 @@ def test_a_baseline_survives_a_restart_and_a_broken_file(tmp_path, caplog) -> No
         assert baseline.load(path).points == {}
     assert baseline.load(tmp_path / "none").points == {}
     baseline.save(own, tmp_path / "deep" / "baseline.json" / "x" / "y")
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "a").touch()
+    baseline.save(own, tmp_path / "taken")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["deep", "taken"]
     other = SETTINGS.model_copy(
         update={"speculative_decoding": SETTINGS.speculative_decoding.model_copy(update={"num_speculative_tokens": 5})}
     )
