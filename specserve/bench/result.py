@@ -148,7 +148,7 @@ class Result(_Record):
     created: str = Field(description="UTC, ISO 8601.")
     machine: dict[str, Any] = Field(default_factory=dict)
     title: str = ""
-    arms: list[Arm]
+    arms: list[Arm] = Field(min_length=1)
     workloads: dict[str, str] = Field(default_factory=dict, description="Name -> SHA-256 of all that was sent.")
     blocks: list[Block]
     order: list[str] = Field(default_factory=list, description="What happened, in order: starts, stops, blocks.")
@@ -179,14 +179,27 @@ def _identity(of: Result) -> dict[str, Any]:
     return found
 
 
+def _number(text: str) -> int | float:
+    """A number, also NaN and Infinity; one beyond what is measured or configured would break later arithmetic."""
+    if not abs(float(text)) < 1e20:
+        raise _Unmeasured(f"it holds the number {text[:20]}; must be what was measured")
+    return int(text) if text.lstrip("-").isdigit() else float(text)
+
+
+class _Unmeasured(ValueError):
+    """A number that nothing measures."""
+
+
 def read(path: Path) -> Result:
     """Read a result file. Raises ConfigError when it is none."""
     try:
-        return Result.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        text = path.read_text(encoding="utf-8")
+        found = json.loads(text, parse_float=_number, parse_int=_number, parse_constant=_number)
+        return Result.model_validate(found)
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", where=str(path)) from None
-    except (ValueError, ValidationError) as error:
-        reason = "it is not JSON"
+    except (ValueError, ValidationError, RecursionError) as error:
+        reason = str(error) if isinstance(error, _Unmeasured) else "it is not JSON"
         if isinstance(error, ValidationError):
             first = error.errors()[0]
             reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

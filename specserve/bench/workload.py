@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -122,9 +123,9 @@ def from_file(path: Path, *, max_tokens: int = 128) -> Workload:
     """The user's own traffic, one JSON object (or one plain prompt) a line.
 
     Understood: OpenAI request bodies (``messages`` or ``prompt``, with ``max_tokens``, ``temperature`` and, when
-    recorded, ``timestamp`` in seconds), also under a ``body`` or ``request`` key; ShareGPT (``conversations``);
-    plain text. Where some lines are chats, the others become chats of one message. Raises ConfigError with every
-    bad line.
+    recorded, ``timestamp`` in seconds or ISO 8601), also under a ``body`` or ``request`` key; ShareGPT
+    (``conversations``); plain text. Where some lines are chats, the others become chats of one message. Raises
+    ConfigError with every bad line.
     """
     problems: list[Problem] = []
     requests: list[Request] = []
@@ -178,14 +179,11 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 def _request(line: str, number: int, max_tokens: int) -> tuple[Request, float]:
     if not line.startswith(("{", "[")):
         return Request(id=f"line-{number}", prompt=line, max_tokens=max_tokens), 0.0
-    try:
-        entry = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"is not JSON: {error}") from None
+    entry = _parsed(line)
     if not isinstance(entry, dict):
         raise ValueError("is not a JSON object; must be one request")
     body = next((entry[k] for k in ("body", "request") if isinstance(entry.get(k), dict)), entry)
-    when = next((entry[k] for k in ("timestamp", "at_seconds") if isinstance(entry.get(k), int | float)), None)
+    when = next((at for k in ("timestamp", "at_seconds") if (at := _when(entry.get(k))) is not None), None)
     lengths = (body.get("max_tokens"), body.get("max_completion_tokens"), entry.get("output_tokens"))
     length = next((n for n in lengths if n is not None), max_tokens)
     if not isinstance(length, int) or isinstance(length, bool) or length < 1:
@@ -207,6 +205,30 @@ def _request(line: str, number: int, max_tokens: int) -> tuple[Request, float]:
         ),
         float(temperature),
     )
+
+
+def _parsed(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except RecursionError:
+        raise ValueError("is nested too deeply; must be one request") from None
+    except ValueError as error:
+        raise ValueError(f"is not JSON: {error}") from None
+
+
+def _when(value: Any) -> float | None:
+    """Seconds of a number or of an ISO 8601 text (without a zone: UTC); None for anything else.
+
+    >>> _when("2026-01-01T00:00:01Z") - _when("2026-01-01T00:00:00"), _when(2), _when("Ann")
+    (1.0, 2.0, None)
+    """
+    if isinstance(value, str):
+        try:
+            time = datetime.fromisoformat(value)
+        except ValueError:
+            return None
+        return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+    return float(value) if isinstance(value, int | float) and abs(value) < 1e15 else None
 
 
 def _first(error: ValidationError) -> str:
@@ -278,7 +300,7 @@ def redact(line: str, *, keep_text: bool) -> str:
     Without ``keep_text`` every word becomes a stable nonsense word of the same length, so lengths and
     repetition (what n-gram lookup and prefix caching live on) stay, and the content does not.
     """
-    entry: dict[str, Any] = json.loads(line) if line.startswith("{") else {"prompt": line}
+    entry: dict[str, Any] = _parsed(line) if line.startswith("{") else {"prompt": line}
     body: dict[str, Any] = next((entry[k] for k in ("body", "request") if isinstance(entry.get(k), dict)), entry)
     beside = ("timestamp", "at_seconds", "output_tokens")
     kept = {k: body[k] for k in _KEPT if k in body} | {k: entry[k] for k in beside if k in entry}
@@ -287,19 +309,23 @@ def redact(line: str, *, keep_text: bool) -> str:
 
 def redact_file(source: Path, destination: Path, *, keep_text: bool) -> int:
     """Redact every line of a trace; the number of requests. Raises ConfigError naming a bad line."""
+    if destination.exists() and destination.samefile(source):
+        raise ConfigError("is the trace itself; must be another file", where=str(destination))
     count = 0
     temporary = destination.with_suffix(destination.suffix + ".tmp")
-    with temporary.open("w", encoding="utf-8") as out:
-        for number, line in _lines(source):
-            try:
-                out.write(redact(line, keep_text=keep_text) + "\n")
-            except ValueError as error:
-                raise ConfigError(f"is not JSON: {error}", where=f"{source}:{number}") from None
-            count += 1
-    if not count:
-        temporary.unlink()
-        raise ConfigError("holds no requests; must have one a line", where=str(source))
-    temporary.replace(destination)
+    try:
+        with temporary.open("w", encoding="utf-8") as out:
+            for number, line in _lines(source):
+                try:
+                    out.write(redact(line, keep_text=keep_text) + "\n")
+                except (ValueError, RecursionError) as error:
+                    raise ConfigError(str(error), where=f"{source}:{number}") from None
+                count += 1
+        if not count:
+            raise ConfigError("holds no requests; must have one a line", where=str(source))
+        temporary.replace(destination)
+    finally:
+        temporary.unlink(missing_ok=True)
     return count
 
 
@@ -308,6 +334,8 @@ def _masked(value: Any, key: str = "") -> Any:
         return {k: _masked(v, k) for k, v in value.items()}
     if isinstance(value, list):
         return [_masked(v, key) for v in value]
+    if key in ("timestamp", "at_seconds") and _when(value) is not None:
+        return value
     if isinstance(value, str) and key not in ("role", "from", "type"):
         return " ".join(_nonsense(word) for word in value.split(" "))
     return value

@@ -272,7 +272,7 @@ def trace() -> None:
 def redact(source: Path, destination: Path, keep_text: bool) -> None:
     """Drop user ids and content from a trace.
 
-    Lengths, repetition and times stay.
+    Lengths, repetition and times of what `bench --trace` sends stay; it sends no tools.
     """
     from specserve.bench import workload
 

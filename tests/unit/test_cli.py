@@ -251,6 +251,24 @@ def test_show_as_json_tells_where_each_value_is_from(here, capsys):
 
 
 @pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[" * 100_000, "it is not JSON"),
+        ('{"arms": [], "blocks": []}', "arms: List should have at least 1 item"),
+        ('{"arms": [{"kv_cache_tokens": NaN}]}', "it holds the number NaN; must be what was measured"),
+        ('{"arms": [{"kv_cache_tokens": 1%s}]}' % ("0" * 400), "it holds the number 1000"),
+        ('{"arms": [{"ready_seconds": [1e308]}]}', "it holds the number 1e308"),
+    ],
+)
+def test_a_result_that_bench_did_not_write(text, reason, here, capsys):
+    """Depth, sizes and numbers that no benchmark has are refused by report, with the reason."""
+    (here / "odd.json").write_text(text.replace("{", '{"specserve_version": "1", "created": "now", ', 1))
+    code, _, err = typed("report odd.json", capsys)
+    assert code == 2
+    assert err.startswith(f"Error: odd.json: is no benchmark result of version 1: {reason}")
+
+
+@pytest.mark.parametrize(
     ("line", "message"),
     [
         ("[1]", "is not a JSON object; must be one request"),

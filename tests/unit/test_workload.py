@@ -115,6 +115,30 @@ def test_a_redacted_trace_is_the_same_load(tmp_path: Path) -> None:
         assert [(r.at_seconds, r.max_tokens) for r in read.requests] == [(0, 7), (2.5, 9)]
 
 
+def test_times_as_text_are_times(tmp_path: Path) -> None:
+    """ISO 8601 is replayed as seconds are and stays when redacted; what only stands in its place is redacted."""
+    lines = [{"prompt": "b", "timestamp": "2026-01-01T00:00:02+01:00"}, {"prompt": "a", "timestamp": "2026-01-01"}]
+    source = trace(tmp_path, *lines, {"prompt": "c", "timestamp": 1767225600.5})
+    workload.redact_file(source, tmp_path / "out.jsonl", keep_text=False)
+    for path in (source, tmp_path / "out.jsonl"):
+        assert [r.at_seconds for r in workload.from_file(path).requests] == [0, 3598, 3598.5]
+    assert "Ann" not in workload.redact('{"prompt": "b", "timestamp": "Ann"}', keep_text=False)
+    assert not workload.from_file(trace(tmp_path, '{"prompt": "b", "timestamp": 1e999}')).is_timed
+
+
+def test_redaction_spares_its_source(tmp_path: Path) -> None:
+    """The trace is never written over, and a line that cannot be redacted leaves nothing behind."""
+    source = trace(tmp_path, {"prompt": "hello"}, '{"a":' * 20_000)
+    before = source.read_text()
+    with pytest.raises(ConfigError, match="is the trace itself"):
+        workload.redact_file(source, tmp_path / "." / source.name, keep_text=False)
+    for read in (workload.from_file, lambda s: workload.redact_file(s, tmp_path / "out", keep_text=False)):
+        with pytest.raises(ConfigError, match=r"jsonl:2: is nested too deeply"):
+            read(source)
+    assert source.read_text() == before
+    assert list(tmp_path.iterdir()) == [source]
+
+
 def test_redaction_can_keep_the_text(tmp_path: Path) -> None:
     """--keep-text drops only what tells who sent it."""
     line = {"user": "ann", "prompt": "hello", "metadata": {"ip": "1.2.3.4"}}
