@@ -28,25 +28,34 @@ LISTS_OF_OBJECTS = {
 }  # fmt: skip
 NULLABLE = {
     "gpu.count": "integer",
+    "probes.startup.extraSeconds": "integer",
     "sharedMemory": "string",
     "shutdown.gracePeriodSeconds": "integer",
     "autoscaling.keda.tokensPerSecond": "number",
 }
+QUANTITY = r"[0-9.]+([kMGTPE]|[KMGTPE]i)?"
+DURATION = {"description": "E.g. 90s or 10m.", "type": "string", "pattern": r"^([0-9]{1,5}(h|m|s|ms)){1,4}$"}
+"""Gateway API: GEP-2257."""
+CRON = {"timezone": {"type": "string", "minLength": 1}, "start": {"type": "string", "minLength": 1}}
+CRON |= {"end": CRON["start"], "replicas": {"type": "integer", "minimum": 1}}
 BOUNDS: dict[str, dict[str, Any]] = {
     "replicas": {"minimum": 0},
+    "nameOverride": {"pattern": "^$|^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"},
     "image.pullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},
     "image.repository": {"minLength": 1},
     "strategy": {"properties": {"type": {"enum": ["Recreate", "RollingUpdate"]}}},
     "service.type": {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
     "service.port": {"minimum": 1, "maximum": 65535},
     "models.mountPath": {"pattern": "^/"},
-    "models.size": {"pattern": r"^$|^[0-9.]+([KMGTP]i?)?$"},
-    "cache.sizeLimit": {"pattern": r"^[0-9.]+([KMGTP]i?)?$"},
+    "models.size": {"pattern": f"^$|^{QUANTITY}$"},
+    "cache.sizeLimit": {"pattern": f"^{QUANTITY}$"},
+    "sharedMemory": {"pattern": f"^{QUANTITY}$"},
     "models.accessModes": {
         "items": {"enum": ["ReadWriteOnce", "ReadWriteMany", "ReadOnlyMany", "ReadWriteOncePod"]},
         "minItems": 1,
     },
     "probes.startup.periodSeconds": {"minimum": 1},
+    "probes.startup.extraSeconds": {"minimum": 0},
     "probes.readiness.periodSeconds": {"minimum": 1},
     "probes.readiness.failureThreshold": {"minimum": 1},
     "probes.liveness.periodSeconds": {"minimum": 1},
@@ -59,8 +68,20 @@ BOUNDS: dict[str, dict[str, Any]] = {
     "gpu.count": {"minimum": 1},
     "autoscaling.keda.minReplicas": {"minimum": 0},
     "autoscaling.keda.maxReplicas": {"minimum": 1},
+    "autoscaling.keda.waitingRequests": {"type": "number", "exclusiveMinimum": 0},
+    "autoscaling.keda.cooldownSeconds": {"minimum": 0},
+    "autoscaling.keda.cron": {
+        "items": {"type": "object", "properties": CRON, "required": [*CRON], "additionalProperties": False}
+    },
     "autoscaling.hpa.minReplicas": {"minimum": 1},
     "autoscaling.hpa.maxReplicas": {"minimum": 1},
+    "autoscaling.hpa.waitingRequests": {
+        "type": ["number", "string"],
+        "exclusiveMinimum": 0,
+        "pattern": "^[0-9.]+(m|[kMGTPE])?$",
+    },
+    "podDisruptionBudget.maxUnavailable": {"type": ["integer", "string"], "minimum": 0, "pattern": "^[0-9]+%$"},
+    "httpRoute.timeouts": {"properties": {"request": DURATION, "backendRequest": DURATION}},
 }
 
 
@@ -115,13 +136,38 @@ def schema_of(value: Any, path: str, said: dict[str, str]) -> dict[str, Any]:
     return out | BOUNDS.get(path, {})
 
 
+WRITTEN = {
+    "integer": r"^ *[-+]?[0-9]+ *$",
+    "number": r"^ *[-+]?[0-9.]+([eE][-+]?[0-9]+)? *$",
+    "boolean": "^([Tt]rue|TRUE|[Ff]alse|FALSE|[Yy]es|[Nn]o|[Oo]n|[Oo]ff|[01])$",
+}
+"""What the application reads from text, as a quoted value is."""
+REFERENCE = r"\$\{"
+
+
+def as_written(node: Any) -> Any:
+    """The application's schema with what stands for a value: text that it reads as one, and ${NAME}."""
+    if isinstance(node, list):
+        return [as_written(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    out = {key: as_written(value) if key != "default" else value for key, value in node.items()}
+    kind = node.get("type")
+    if isinstance(kind, str) and kind in WRITTEN:
+        out |= {"type": [kind, "string"], "pattern": f"{WRITTEN[kind]}|{REFERENCE}"}
+    elif isinstance(node.get("enum"), list):
+        rest = {key: out.pop(key) for key in ("enum", "type") if key in out}
+        out["anyOf"] = [rest, {"type": "string", "pattern": REFERENCE}]
+    return out
+
+
 def values_schema() -> str:
     """The chart's schema, with the application's own for `config`."""
     values = yaml.safe_load(VALUES.read_text())
     node = yaml.compose(VALUES.read_text())
     assert isinstance(node, yaml.MappingNode)
     said = described(node)
-    application = Settings.model_json_schema(ref_template="#/$defs/{model}")
+    application = as_written(Settings.model_json_schema(ref_template="#/$defs/{model}"))
     definitions = application.pop("$defs")
     application.pop("required")  # an empty config has a sentence of its own, in templates/_config_checks.tpl
     values.pop("config")

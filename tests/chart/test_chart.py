@@ -15,7 +15,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.chart.matrix import CASES, OUT
+from tests.chart.matrix import CASES, GATEWAY, OUT, merged
 from tests.chart.rendering import CHART, HELM, ROOT, Rendered, Values, complete, run_helm, template
 
 PROBES = {"startupProbe", "readinessProbe", "livenessProbe"}
@@ -232,7 +232,7 @@ def test_every_repository_config_is_a_chart_config() -> None:
 
 def test_gpus_and_time_follow_from_the_config() -> None:
     """GPUs from TP x PP, grace from the drain time, startup from the start time-out, shared memory from the GPUs."""
-    config = {
+    config: Values = {
         "models": {"target_model": {"path": "/m", "tensor_parallel_size": 4, "pipeline_parallel_size": 2}},
         "engine": {"drain_timeout_seconds": 120, "startup_timeout_seconds": 600},
     }
@@ -240,8 +240,110 @@ def test_gpus_and_time_follow_from_the_config() -> None:
     (engine,) = pod["containers"]
     assert engine["resources"]["limits"]["nvidia.com/gpu"] == "8"
     assert pod["terminationGracePeriodSeconds"] == 15 + 120 + 45
-    assert engine["startupProbe"]["failureThreshold"] * engine["startupProbe"]["periodSeconds"] == 600 + 60
+    assert engine["startupProbe"]["failureThreshold"] * engine["startupProbe"]["periodSeconds"] == 600 + 120
     assert {v["name"]: v for v in pod["volumes"]}["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "10Gi"}
+    config["models"]["target_model"]["sha256"] = "0" * 64  # preflight hashes the checkpoint before the engine starts
+    (engine,) = template({"config": config}).pod()["containers"]
+    assert engine["startupProbe"]["failureThreshold"] * engine["startupProbe"]["periodSeconds"] == 600 + 1800
+    (engine,) = template({"config": config, "probes": {"startup": {"extraSeconds": 60}}}).pod()["containers"]
+    assert engine["startupProbe"]["failureThreshold"] * engine["startupProbe"]["periodSeconds"] == 600 + 60
+
+
+@pytest.mark.parametrize(
+    ("flags", "gpus"),
+    [
+        ({"data-parallel-size": 2}, "4"),
+        ({"--data_parallel_size": "4"}, "8"),
+        ({"dp": 3}, "6"),
+        ({"data-parallel-size": 8, "data-parallel-size-local": 2}, "4"),
+        ({"data-parallel-size": 8, "data-parallel-rank": 1}, "2"),
+        ({"data-parallel-size": None}, "2"),
+    ],
+)
+def test_every_data_parallel_rank_has_gpus(flags: Values, gpus: str) -> None:
+    """The pod asks for TP x PP of each rank that its engine runs; gpu.count is compared with that."""
+    config = {"models": {"target_model": {"path": "/m", "tensor_parallel_size": 2}}, "engine": {"extra_args": flags}}
+    (engine,) = template({"config": config, "gpu": {"count": int(gpus)}}).pod()["containers"]
+    assert engine["resources"]["limits"]["nvidia.com/gpu"] == gpus
+
+
+def test_a_config_means_the_same_as_to_the_application() -> None:
+    """Quoted numbers and references are taken; what the pod's description needs of them comes from extraEnv."""
+    config = {
+        "models": {"target_model": {"path": "${MODEL}", "tensor_parallel_size": "2"}},
+        "server": {"port": "${PORT}", "api_key": "${KEY}"},
+        "sidecar": {"port": "${METRICS:-9500}", "enabled": "true", "canary_timeout_seconds": "${T}"},
+        "engine": {"startup_timeout_seconds": "1000", "max_num_seqs": "${SEQS}"},
+        "speculative_decoding": {"enabled": "yes", "method": "${METHOD}", "max_batch_size": 32},
+    }
+    key = {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
+    env = [{"name": "PORT", "value": "8100"}, {"name": "SPECSERVE_ENGINE__DRAIN_TIMEOUT_SECONDS", "value": "30"}, key]
+    values: Values = {"config": config, "extraEnv": env, "networkPolicy": {"enabled": False}}
+    rendered = template(values)
+    assert yaml.safe_load(rendered.of("ConfigMap")["data"]["config.yaml"]) == config
+    (engine,) = rendered.pod()["containers"]
+    assert [p["containerPort"] for p in engine["ports"]] == [8100, 9500]
+    assert engine["resources"]["limits"]["nvidia.com/gpu"] == "2"
+    assert "SPECSERVE_SERVER__ALLOW_UNAUTHENTICATED" not in [e["name"] for e in engine["env"]]
+    assert rendered.pod()["terminationGracePeriodSeconds"] == 15 + 30 + 45
+
+
+def test_no_variable_stands_twice() -> None:
+    """What extraEnv says takes the place of what the chart says, in every container."""
+    own = [{"name": "HF_HOME", "value": "/models/hf"}, {"name": "HF_HUB_OFFLINE", "value": "0"}]
+    pod = template(CASES["models-pull"] | {"extraEnv": own}).pod()
+    for container in containers(pod):
+        names = [e["name"] for e in container["env"]]
+        assert len(names) == len(set(names))
+        assert all(variable in container["env"] for variable in own)
+
+
+def test_quantities_that_kubernetes_takes() -> None:
+    """Shares, fractions and large units are no typing errors."""
+    values: Values = {
+        "podDisruptionBudget": {"enabled": True, "maxUnavailable": "50%"},
+        "autoscaling": {"hpa": {"enabled": True, "waitingRequests": "500m"}},
+        "resources": {"limits": {"memory": "1Pi"}},
+        "models": {"size": "1Ei", "accessModes": ["ReadWriteMany"]},
+    }
+    rendered = template(values)
+    assert rendered.of("PodDisruptionBudget")["spec"]["maxUnavailable"] == "50%"
+    (metric,) = rendered.of("HorizontalPodAutoscaler")["spec"]["metrics"]
+    assert metric["pods"]["target"]["averageValue"] == "500m"
+    assert template({"autoscaling": {"hpa": {"enabled": True, "waitingRequests": 0.5}}}).documents
+
+
+def test_long_names_stay_labels() -> None:
+    """A label has 63 characters at most, and a trailing slash is no part of a folder's name."""
+    source = {"size": "1Gi", "pull": True, "mountPath": "/models/", "sources": {"target": "s3://b/llm/big"}}
+    values: Values = {"nameOverride": "a" * 70, "models": source, "networkPolicy": OUT}
+    values["config"] = {"models": {"target_model": {"path": "/models/llm--big"}}}
+    rendered = template(values)
+    for document in rendered.documents:
+        assert all(len(value) <= 63 for value in document["metadata"]["labels"].values())
+    mounts = [m["mountPath"] for c in containers(rendered.pod()) for m in c["volumeMounts"] if m["name"] == "models"]
+    assert mounts == ["/models", "/models"]
+
+
+def test_a_budget_counts_no_canary() -> None:
+    """The canary's pod is no replica: losing it must not use up the budget, nor stand in for one."""
+    selector = template(CASES["pdb"]).of("PodDisruptionBudget")["spec"]["selector"]["matchLabels"]
+    assert selector["app.kubernetes.io/component"] == "engine"
+    group = template(CASES["several-nodes"] | CASES["pdb"]).of("PodDisruptionBudget")["spec"]["selector"]["matchLabels"]
+    assert "app.kubernetes.io/component" not in group
+
+
+def test_two_releases_have_their_own_dashboards() -> None:
+    """Grafana's sidecar writes each key into one folder; two releases must not write the same file."""
+    keys = [
+        key
+        for release in ("one", "two")
+        for d in template(CASES["dashboards"], release=release).documents
+        if d["kind"] == "ConfigMap"
+        for key in d["data"]
+        if key.endswith(".json")
+    ]
+    assert len(set(keys)) == len(keys) == 6
 
 
 def test_without_a_key_the_policy_guards() -> None:
@@ -288,6 +390,17 @@ def test_several_nodes_are_one_group() -> None:
     assert worker["resources"]["limits"]["nvidia.com/gpu"] == "8"
     sleeps = [c["lifecycle"]["preStop"]["exec"]["command"][1] for c in (leader, worker)]
     assert sleeps == ["15", "75"]
+
+
+@pytest.mark.parametrize("release", ["chat", "r" * 53])
+def test_the_leader_is_found_before_it_is_ready(release: str) -> None:
+    """LWS makes the headless Service that publishes pods that are not ready only where its name is free."""
+    rendered = template(CASES["several-nodes"], release=release)
+    name = rendered.of("LeaderWorkerSet")["metadata"]["name"]
+    services = [d["metadata"]["name"] for d in rendered.documents if d["kind"] == "Service"]
+    assert not [service for service in services if re.fullmatch(rf"{name}(-\d+)?", service)]
+    assert len(f"{name}-99-0123456789") <= 63  # the label of a StatefulSet's revision
+    assert len(f"{name}-99-99") <= 63  # a pod's host name
 
 
 def test_pulled_models_are_found_offline() -> None:
@@ -352,7 +465,7 @@ def test_notes_say_how_to_call_it(case: str) -> None:
     notes = out.stdout.partition("NOTES:")[2]
     assert ("https://127.0.0.1:8000/v1/chat/completions" in notes) == (case == "tls")
     assert ("get secret key" in notes) == (case == "auth")
-    assert ("leaderworkerset/chat-specserve" in notes) == (case == "several-nodes")
+    assert ("leaderworkerset/chat-specserve-nodes" in notes) == (case == "several-nodes")
     assert "svc/chat-specserve 9400:metrics" in notes
 
 
@@ -403,8 +516,34 @@ def test_scaling_holds_without_metrics() -> None:
         'sum(specserve_requests_waiting{namespace="llm",job=~"chat-specserve|llm/chat-specserve"'
         ',pod!~"chat-specserve-canary-.+"})'
     )
+    assert [t["type"] for t in spec["triggers"]] == ["prometheus", "prometheus", "cron"]
     (shrink,) = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleDown"]["policies"]
     assert shrink == {"type": "Pods", "value": 1, "periodSeconds": 300}
+
+
+def test_zero_replicas_only_after_the_work() -> None:
+    """With minReplicas 0 running requests keep a replica, a failed query takes none, and the HPA's limit is kept."""
+    values = merged(["keda"])
+    values["autoscaling"]["keda"] |= {"minReplicas": 0, "cooldownSeconds": 7200}
+    spec = template(values).of("ScaledObject")["spec"]
+    assert (spec["minReplicaCount"], spec["fallback"]["replicas"], spec["cooldownPeriod"]) == (0, 1, 7200)
+    behavior = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    assert behavior["scaleDown"]["stabilizationWindowSeconds"] == 3600
+    (keeps,) = [t["metadata"] for t in spec["triggers"] if "requests_running" in t["metadata"].get("query", "")]
+    assert "requests_waiting" in keeps["query"]
+    assert float(keeps["threshold"]) >= 1e6  # one replica at most
+
+
+def test_gateways_do_not_cut_long_answers() -> None:
+    """The route asks for no time-out unless told; null leaves it to the gateway."""
+    (rule,) = template(CASES["http-route"]).of("HTTPRoute")["spec"]["rules"]
+    assert rule["timeouts"] == {"request": "0s"}
+    more = {"request": "10m", "backendRequest": "90s"}
+    given = GATEWAY["httpRoute"] | {"timeouts": more}
+    (rule,) = template({"httpRoute": given}).of("HTTPRoute")["spec"]["rules"]
+    assert rule["timeouts"] == more
+    (rule,) = template({"httpRoute": given | {"timeouts": {"request": None}}}).of("HTTPRoute")["spec"]["rules"]
+    assert "timeouts" not in rule
 
 
 def test_only_v1_is_reachable_from_outside() -> None:

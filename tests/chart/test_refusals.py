@@ -120,6 +120,58 @@ BAD: dict[str, tuple[Values, str]] = {
         {"metrics": {"serviceMonitor": {"enabled": True}, "podMonitor": {"enabled": True}}},
         "every sample would be counted twice, keep one",
     ),
+    "sidecar-off": (
+        {"config": {"sidecar": {"enabled": False}}},
+        "config.sidecar.enabled is false, but the pod's probes ask the sidecar",
+    ),
+    "sidecar-off-by-variable": (
+        {"extraEnv": [{"name": "SPECSERVE_SIDECAR__ENABLED", "value": "off"}]},
+        "config.sidecar.enabled is false, but the pod's probes ask the sidecar",
+    ),
+    "service-port": ({"service": {"port": 9400}}, "service.port is 9400, and so is config.sidecar.port"),
+    "service-port-of-metrics": (
+        {"config": {"server": {"port": 9000}, "sidecar": {"port": 8000}}},
+        "service.port is 8000, and so is config.sidecar.port",
+    ),
+    "port-unknown": (
+        {"config": {"server": {"port": "${PORT}"}}},
+        "config.server.port is '${PORT}', and the pod's description needs the number",
+    ),
+    "ranks-unknown": (
+        {"config": {"engine": {"extra_args": {"data-parallel-size": "${RANKS}"}}}},
+        "config.engine.extra_args has data-parallel-size ${RANKS}, and the pod's GPUs depend on it",
+    ),
+    "ranks-without-gpus": (
+        {"config": {"engine": {"extra_args": {"data-parallel-size": 2}}}, "gpu": {"count": 1}},
+        "gpu.count is 1 on 1 node(s), but the config asks for 2 GPUs",
+    ),
+    "env-of-the-chart": (
+        CASES["canary"] | {"extraEnv": [{"name": "SPECSERVE_SPECULATIVE_DECODING__ENABLED", "value": "true"}]},
+        "extraEnv sets SPECSERVE_SPECULATIVE_DECODING__ENABLED, which differs from pod to pod",
+    ),
+    "keda-min-above-max": (
+        {"autoscaling": {"keda": {"enabled": True, "prometheusAddress": "http://p", "minReplicas": 5}}},
+        "autoscaling.keda.minReplicas is 5; must be at most maxReplicas (4)",
+    ),
+    "hpa-min-above-max": (
+        {"autoscaling": {"hpa": {"enabled": True, "minReplicas": 3, "maxReplicas": 2}}},
+        "autoscaling.hpa.minReplicas is 3; must be at most maxReplicas (2)",
+    ),
+    "cron-nowhere": (
+        {"autoscaling": {"keda": {"cron": [{"start": "0 6 * * *", "end": "0 20 * * *", "replicas": 2}]}}},
+        "at '/autoscaling/keda/cron/0': missing property 'timezone'",
+    ),
+    "canary-of-nothing": (
+        CASES["canary"] | {"config": {"speculative_decoding": {"enabled": False}}},
+        "canary.enabled compares with and without speculation, but config.speculative_decoding.enabled is false",
+    ),
+    "mount-over-the-pod": ({"models": {"existingClaim": "m", "mountPath": "/cache/"}}, "models.mountPath is /cache/"),
+    "route-timeout": ({"httpRoute": {"timeouts": {"request": "90"}}}, "at '/httpRoute/timeouts/request'"),
+    "name-is-no-label": ({"nameOverride": "my model!"}, "at '/nameOverride'"),
+    "key-by-variable-in-clear": (
+        {"config": {"server": {"api_key": "${KEY:-abc}"}}},
+        "config.server.api_key holds a secret in clear text",
+    ),
     "key-in-clear": ({"config": {"server": {"api_key": "abc"}}}, "config.server.api_key holds a secret in clear text"),
     "token-in-clear": (
         {"extraEnv": [{"name": "T", "value": "hf_abcdefghijklmn"}]},
@@ -145,7 +197,10 @@ BAD: dict[str, tuple[Values, str]] = {
         {"config": {"models": {"target_model": {"path": "/m", "tensor_parallel_sise": 2}}}},
         "at '/config/models/target_model': additional properties 'tensor_parallel_sise' not allowed",
     ),
-    "config-type": ({"config": {"server": {"port": "http"}}}, "at '/config/server/port': got string, want integer"),
+    "config-type": (
+        {"config": {"server": {"port": "http"}}},
+        "at '/config/server/port': 'http' does not match pattern",
+    ),
     "config-range": (
         {"config": {"server": {"port": 70000}}},
         "at '/config/server/port': maximum: got 70,000, want 65,535",

@@ -10,11 +10,11 @@
 {{- if eq (default .Chart.AppVersion $v.image.tag) "latest" -}}
 {{- fail "image.tag is 'latest'; name a version, so that a restart serves what was tested" -}}
 {{- end -}}
-{{- if and (eq $v.auth.existingSecret "") (not $v.networkPolicy.enabled) -}}
+{{- if not (or (include "specserve.keyed" .) $v.networkPolicy.enabled) -}}
 {{- fail "no API key (auth.existingSecret) and no networkPolicy: anyone in the cluster could use the model; set one of them" -}}
 {{- end -}}
 {{- range $path := list (list "server" "api_key") (list "models" "hub_token") -}}
-{{- if include "specserve.config" (dict "root" $ "path" $path "default" "") -}}
+{{- if not (regexMatch "^ *([$][{]\\w+[}])? *$" (include "specserve.config" (dict "root" $ "path" $path "default" "") | trim)) -}}
 {{- fail (printf "config.%s holds a secret in clear text; use auth.existingSecret or hub.existingSecret" (join "." $path)) -}}
 {{- end -}}
 {{- end -}}
@@ -23,11 +23,12 @@
 {{- end -}}
 {{- $model := include "specserve.modelGpus" . | int -}}
 {{- $nodes := ternary (int $v.leaderWorkerSet.size) 1 $v.leaderWorkerSet.enabled -}}
-{{- if ne (mod $model $nodes) 0 -}}
-{{- fail (printf "tensor x pipeline parallelism is %d, which %d nodes cannot share evenly" $model $nodes) -}}
+{{- $copy := include "specserve.copyGpus" . | int -}}
+{{- if ne (mod $copy $nodes) 0 -}}
+{{- fail (printf "tensor x pipeline parallelism is %d, which %d nodes cannot share evenly" $copy $nodes) -}}
 {{- end -}}
 {{- if and $v.gpu.count (ne (mul (int $v.gpu.count) $nodes) $model) -}}
-{{- fail (printf "gpu.count is %d on %d node(s), but the config asks for %d GPUs (tensor_parallel_size x pipeline_parallel_size)" (int $v.gpu.count) $nodes $model) -}}
+{{- fail (printf "gpu.count is %d on %d node(s), but the config asks for %d GPUs (tensor_parallel_size x pipeline_parallel_size x data-parallel-size)" (int $v.gpu.count) $nodes $model) -}}
 {{- end -}}
 {{- range $part := list "requests" "limits" -}}
 {{- $asked := get (default dict (get $v.resources $part)) (default "nvidia.com/gpu" $v.gpu.resource) -}}
@@ -49,6 +50,11 @@
 {{- end -}}
 {{- if and $v.autoscaling.keda.enabled $v.autoscaling.hpa.enabled -}}
 {{- fail "autoscaling.keda and autoscaling.hpa are both enabled; two autoscalers of one Deployment fight, keep one" -}}
+{{- end -}}
+{{- range $kind, $scaler := $v.autoscaling -}}
+{{- if and $scaler.enabled (gt (int $scaler.minReplicas) (int $scaler.maxReplicas)) -}}
+{{- fail (printf "autoscaling.%s.minReplicas is %d; must be at most maxReplicas (%d)" $kind (int $scaler.minReplicas) (int $scaler.maxReplicas)) -}}
+{{- end -}}
 {{- end -}}
 {{- if and $v.autoscaling.keda.enabled (not $v.autoscaling.keda.prometheusAddress) -}}
 {{- fail "autoscaling.keda needs prometheusAddress, e.g. http://prometheus-operated.monitoring:9090" -}}
@@ -78,10 +84,13 @@
 {{- if and $v.canary.enabled (not $v.httpRoute.enabled) -}}
 {{- fail "canary.enabled splits traffic by weight, which needs httpRoute.enabled" -}}
 {{- end -}}
+{{- if and $v.canary.enabled (not (include "specserve.isOn" (dict "root" $ "path" (list "speculative_decoding" "enabled") "default" true))) -}}
+{{- fail "canary.enabled compares with and without speculation, but config.speculative_decoding.enabled is false; turn one of them off" -}}
+{{- end -}}
 {{- if and $v.canary.enabled $v.leaderWorkerSet.enabled -}}
 {{- fail "canary.enabled runs one more pod, but the model needs several (leaderWorkerSet); turn one of them off" -}}
 {{- end -}}
-{{- $set := include "specserve.config" (dict "root" $ "path" (list "engine" "node_count") "default" 1) | int -}}
+{{- $set := include "specserve.number" (dict "root" $ "path" (list "engine" "node_count") "default" 1) | int -}}
 {{- if and (gt $set 1) (ne $set $nodes) -}}
 {{- fail (printf "config.engine.node_count is %d, but %d node(s) are deployed; set leaderWorkerSet.enabled and leaderWorkerSet.size, and leave node_count out" $set $nodes) -}}
 {{- end -}}
@@ -90,7 +99,7 @@
 {{- end -}}
 {{- range $role, $url := $v.models.sources -}}
 {{- $known := include "specserve.config" (dict "root" $ "path" (list "models" (printf "%s_model" $role) "path") "default" "") -}}
-{{- if and (not $url) $known (not (hasPrefix "/" $known)) (or $v.models.sources.target $v.models.sources.draft) -}}
+{{- if and (not $url) $known (not (hasPrefix "/" $known)) (not (contains "${" $known)) (or $v.models.sources.target $v.models.sources.draft) -}}
 {{- fail (printf "config.models.%s_model.path is the Hub id '%s' while the other model comes from an object store; give models.sources.%s too" $role $known $role) -}}
 {{- end -}}
 {{- if $url -}}
@@ -98,11 +107,29 @@
 {{- fail (printf "models.sources.%s is set, but models.pull is not; nothing would fetch it" $role) -}}
 {{- end -}}
 {{- $parts := splitList "/" (trimSuffix "/" (last (splitList "://" $url))) -}}
-{{- $place := printf "%s/%s" $v.models.mountPath (join "--" (slice $parts (max 0 (sub (len $parts) 2) | int))) -}}
+{{- $place := printf "%s/%s" (include "specserve.mountPath" $) (join "--" (slice $parts (max 0 (sub (len $parts) 2) | int))) -}}
 {{- $path := include "specserve.config" (dict "root" $ "path" (list "models" (printf "%s_model" $role) "path") "default" "") -}}
-{{- if ne $path $place -}}
+{{- if and (ne (trimSuffix "/" $path) $place) (not (contains "${" $path)) -}}
 {{- fail (printf "models.sources.%s is copied to %s, but config.models.%s_model.path is '%s'; set it to %s" $role $place $role $path $place) -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if has (include "specserve.mountPath" $) (list "" "/cache" "/tmp" "/dev/shm" "/etc/specserve") -}}
+{{- fail (printf "models.mountPath is %s, which the pod needs for itself; choose another folder, e.g. /models" $v.models.mountPath) -}}
+{{- end -}}
+{{- if eq (int $v.service.port) (include "specserve.metricsPort" . | int) -}}
+{{- fail (printf "service.port is %d, and so is config.sidecar.port, which the Service has for metrics; must be two ports" (int $v.service.port)) -}}
+{{- end -}}
+{{- if not (include "specserve.isOn" (dict "root" $ "path" (list "sidecar" "enabled") "default" true)) -}}
+{{- fail "config.sidecar.enabled is false, but the pod's probes ask the sidecar: it would never be ready; leave it on" -}}
+{{- end -}}
+{{- $computed := list -}}
+{{- if $v.leaderWorkerSet.enabled }}{{ $computed = list "SPECSERVE_ENGINE__NODE_COUNT" "SPECSERVE_ENGINE__NODE_RANK" "SPECSERVE_ENGINE__LEADER_ADDRESS" }}{{ end -}}
+{{- if $v.canary.enabled }}{{ $computed = append $computed "SPECSERVE_SPECULATIVE_DECODING__ENABLED" }}{{ end -}}
+{{- if or $v.models.sources.target $v.models.sources.draft }}{{ $computed = concat $computed (list "SPECSERVE_MODELS__STORE" "SPECSERVE_MODELS__TARGET_MODEL__PATH" "SPECSERVE_MODELS__DRAFT_MODEL__PATH") }}{{ end -}}
+{{- range $v.extraEnv -}}
+{{- if has .name $computed -}}
+{{- fail (printf "extraEnv sets %s, which differs from pod to pod and is set by the chart; remove it" .name) -}}
 {{- end -}}
 {{- end -}}
 {{- if and $v.ingress.enabled (not $v.ingress.host) -}}
@@ -117,7 +144,7 @@
 {{- if dig "alerts" "notify" false $v.config }}{{ $why = append $why "config.alerts.notify" }}{{ end -}}
 {{- range $role := list "target_model" "draft_model" -}}
 {{- $path := include "specserve.config" (dict "root" $ "path" (list "models" $role "path") "default" "/") -}}
-{{- if and (not $v.models.pull) (not (hasPrefix "/" $path)) (not (hasPrefix "." $path)) (not (hasPrefix "$" $path)) -}}
+{{- if not (or $v.models.pull (hasPrefix "/" $path) (hasPrefix "." $path) (hasPrefix "$" $path)) -}}
 {{- $why = append $why (printf "config.models.%s.path, a Hub id," $role) -}}
 {{- end -}}
 {{- end -}}

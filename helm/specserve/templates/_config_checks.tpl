@@ -1,6 +1,6 @@
 {{/* Rules between keys of the config, which a schema cannot state. The application says the same, with more detail. */}}
 {{- define "specserve.configChecks" -}}
-{{- $c := .Values.config -}}
+{{- $c := include "specserve.expanded" (dict "root" . "text" (toJson .Values.config) "quoted" true) | fromJson -}}
 {{- $target := default dict (dig "models" "target_model" dict $c) -}}
 {{- if not $target.path -}}
 {{- fail "config.models.target_model.path is missing; paste your specserve config under `config:`" -}}
@@ -10,7 +10,7 @@
 {{- if eq (include "specserve.apiPort" .) (include "specserve.metricsPort" .) -}}
 {{- fail (printf "config.server.port is %s, and so is config.sidecar.port; must be two ports" (include "specserve.apiPort" .)) -}}
 {{- end -}}
-{{- $mounts := list "/etc/specserve/secrets" .Values.models.mountPath -}}
+{{- $mounts := list "/etc/specserve/secrets" (include "specserve.mountPath" .) -}}
 {{- range .Values.extraVolumeMounts }}{{ $mounts = append $mounts .mountPath }}{{ end -}}
 {{- range regexFindAll "\"(api_key|hub_token|cert|key|secret|url|bearer_token)_file\":\"[^\"]+\"" (toJson $c) -1 -}}
 {{- $key := trimPrefix "\"" (first (splitList "\":\"" .)) -}}
@@ -26,12 +26,14 @@
 {{- fail "config.server.tls has one of cert_file and key_file; TLS needs both, or tls.existingSecret" -}}
 {{- end -}}
 {{- $rate := default dict (dig "alerts" "acceptance_rate" dict $c) -}}
-{{- if lt (default 0.55 $rate.resolve_above | float64) (default 0.5 $rate.fire_below | float64) -}}
+{{- if and (not (contains "${" (toJson $rate))) (lt (default 0.55 $rate.resolve_above | float64) (default 0.5 $rate.fire_below | float64)) -}}
 {{- fail "config.alerts.acceptance_rate.resolve_above is less than fire_below; it must not be, or the alert would flap" -}}
 {{- end -}}
 {{- $spec := default dict $c.speculative_decoding -}}
-{{- if ternary $spec.enabled true (hasKey $spec "enabled") -}}
-{{- include "specserve.methodChecks" (dict "spec" $spec "target" $target "draft" (default dict (default dict $c.models).draft_model)) -}}
+{{- $draft := default dict (default dict $c.models).draft_model -}}
+{{- $unknown := toJson (list $spec $engine.max_num_seqs (omit $target "path" "revision") (omit $draft "path" "revision")) | contains "${" -}}
+{{- if and (include "specserve.isOn" (dict "root" . "path" (list "speculative_decoding" "enabled") "default" true)) (not $unknown) -}}
+{{- include "specserve.methodChecks" (dict "spec" $spec "target" $target "draft" $draft) -}}
 {{- include "specserve.scheduleChecks" (dict "spec" $spec "engine" $engine) -}}
 {{- end -}}
 {{- end }}

@@ -56,19 +56,7 @@ initContainers:
     imagePullPolicy: {{ $v.image.pullPolicy }}
     command: [specserve, models, pull, /etc/specserve/config.yaml]
     env:
-      {{- include "specserve.env" . | nindent 6 }}
-      {{- if or $v.models.sources.target $v.models.sources.draft }}
-      - name: SPECSERVE_MODELS__STORE
-        value: {{ $v.models.mountPath }}
-      {{- end }}
-      {{- with $v.models.sources.target }}
-      - name: SPECSERVE_MODELS__TARGET_MODEL__PATH
-        value: {{ . }}
-      {{- end }}
-      {{- with $v.models.sources.draft }}
-      - name: SPECSERVE_MODELS__DRAFT_MODEL__PATH
-        value: {{ . }}
-      {{- end }}
+      {{- include "specserve.env" (merge (dict "pulls" true) .) | nindent 6 }}
     securityContext: {{- toYaml $v.securityContext | nindent 6 }}
     resources:
       requests: {cpu: "1", memory: 2Gi}
@@ -82,10 +70,6 @@ containers:
     command: [specserve, launch, /etc/specserve/config.yaml]
     env:
       {{- include "specserve.env" . | nindent 6 }}
-      {{- if $v.models.pull }}
-      - name: HF_HUB_OFFLINE
-        value: "1"
-      {{- end }}
     {{- if ne .component "worker" }}
     ports:
       - name: api
@@ -119,13 +103,29 @@ containers:
 volumes: {{- include "specserve.volumes" $root | nindent 2 }}
 {{- end }}
 
-{{/* Probes until the engine's own start time-out has passed, and one minute more. */}}
+{{/* Probes until preflight and the engine's own start time-out have passed. */}}
 {{- define "specserve.startupFailures" -}}
-{{- $timeout := include "specserve.config" (dict "root" . "path" (list "engine" "startup_timeout_seconds") "default" 1800) | float64 -}}
-{{ add (divf $timeout .Values.probes.startup.periodSeconds | ceil) (divf 60 .Values.probes.startup.periodSeconds | ceil) }}
+{{- $timeout := include "specserve.number" (dict "root" . "path" (list "engine" "startup_timeout_seconds") "default" 1800) | float64 -}}
+{{- $models := default dict .Values.config.models -}}
+{{- $hashes := or (default dict $models.target_model).sha256 (default dict $models.draft_model).sha256 -}}
+{{- $extra := ternary 1800 120 (not (empty $hashes)) -}}
+{{- if not (kindIs "invalid" .Values.probes.startup.extraSeconds) }}{{ $extra = .Values.probes.startup.extraSeconds }}{{ end -}}
+{{ divf (addf $timeout $extra) .Values.probes.startup.periodSeconds | ceil }}
 {{- end }}
 
+{{/* The chart's variables and those of extraEnv, which take the place of the chart's. Arguments: as the pod, pulls. */}}
 {{- define "specserve.env" -}}
+{{- $own := concat (include "specserve.ownEnv" . | fromYamlArray) (default list .env) -}}
+{{- range .root.Values.extraEnv -}}
+{{- $name := .name -}}
+{{- $kept := list -}}
+{{- range $own }}{{ if ne .name $name }}{{ $kept = append $kept . }}{{ end }}{{ end -}}
+{{- $own = $kept -}}
+{{- end -}}
+{{ toYaml (concat $own .root.Values.extraEnv) }}
+{{- end }}
+
+{{- define "specserve.ownEnv" -}}
 - name: SPECSERVE_SERVER__HOST
   value: 0.0.0.0
 - name: SPECSERVE_SIDECAR__HOST
@@ -135,7 +135,7 @@ volumes: {{- include "specserve.volumes" $root | nindent 2 }}
 {{- if .root.Values.auth.existingSecret }}
 - name: SPECSERVE_SERVER__API_KEY_FILE
   value: /etc/specserve/secrets/api/{{ .root.Values.auth.key }}
-{{- else }}
+{{- else if not (include "specserve.keyed" .root) }}
 - name: SPECSERVE_SERVER__ALLOW_UNAUTHENTICATED
   value: "true"
 {{- end }}
@@ -161,7 +161,25 @@ volumes: {{- include "specserve.volumes" $root | nindent 2 }}
   value: /cache/huggingface
 {{- if .root.Values.models.pull }}
 - name: HF_HUB_CACHE
-  value: {{ .root.Values.models.mountPath }}/huggingface
+  value: {{ include "specserve.mountPath" .root }}/huggingface
+{{- if not .pulls }}
+- name: HF_HUB_OFFLINE
+  value: "1"
+{{- end }}
+{{- end }}
+{{- if .pulls }}
+{{- with .root.Values.models.sources }}
+{{- if or .target .draft }}
+- name: SPECSERVE_MODELS__STORE
+  value: {{ include "specserve.mountPath" $.root }}
+{{- end }}
+{{- range $role, $url := . }}
+{{- if $url }}
+- name: SPECSERVE_MODELS__{{ upper $role }}_MODEL__PATH
+  value: {{ $url }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- end }}
 - name: VLLM_CACHE_ROOT
   value: /cache/vllm
@@ -174,12 +192,6 @@ volumes: {{- include "specserve.volumes" $root | nindent 2 }}
   value: $(LWS_WORKER_INDEX)
 - name: SPECSERVE_ENGINE__LEADER_ADDRESS
   value: $(LWS_LEADER_ADDRESS)
-{{- end }}
-{{- range .env }}
-- {{ toYaml . | nindent 2 | trim }}
-{{- end }}
-{{- with .root.Values.extraEnv }}
-{{ toYaml . }}
 {{- end }}
 {{- end }}
 
@@ -212,7 +224,7 @@ volumes: {{- include "specserve.volumes" $root | nindent 2 }}
 {{- end }}
 {{- if or .root.Values.models.existingClaim .root.Values.models.size }}
 - name: models
-  mountPath: {{ .root.Values.models.mountPath }}
+  mountPath: {{ include "specserve.mountPath" .root }}
   readOnly: {{ not .writable }}
 {{- end }}
 {{- with .root.Values.extraVolumeMounts }}
