@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -54,6 +55,8 @@ class LoadClient:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is not None:  # an interruption has no time for an import to end
+            self._process.kill()
         self.close()
 
     def wait_ready(self) -> None:
@@ -98,7 +101,8 @@ class LoadClient:
     def close(self) -> None:
         """End the client; it stops by itself when its input ends."""
         if self._process.stdin:
-            self._process.stdin.close()
+            with contextlib.suppress(OSError):  # what was still to be sent to a client that has gone
+                self._process.stdin.close()
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:

@@ -88,7 +88,7 @@ def _launched(loaded: Loaded, told: Any) -> list[Outcome]:
             server.start()
             subject = _subject(loaded, None, None)
             outcomes = checks.run(subject, told)
-            drained = checks.Drain(server.terminate, server.wait).run(subject)
+            drained = checks.drain(subject, server.terminate, server.wait)
             told(drained)
         finally:
             server.stop()

@@ -7,13 +7,17 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from programs import DRIVER, Program, start, wait_until
 
+from specserve.engine.client import EngineClient
+from specserve.verify import Subject, drain, run
 from tests import checkpoints
 
 Stub = Callable[..., Program]
@@ -25,8 +29,9 @@ CONFIG = (
 
 PYTHON = """#!/bin/sh
 # python, but `python -m specserve launch` is that of the driver: with the stub in the engine's place
-case "$3" in launch) shift 3; exec {python} {driver} "$@";; *) exec {python} "$@";; esac
+case "$3" in launch) shift 3; exec {python} {driver} "$@" {flags};; *) exec {python} "$@";; esac
 """
+LAUNCHING = "import sys; sys.executable = sys.argv.pop(1); from specserve import cli; cli.main()"
 LAUNCHED = """
 server: {{port: {port}, served_model_name: tiny}}
 models: {{target_model: {{path: {target}}}}}
@@ -120,7 +125,49 @@ def test_an_open_path_fails(stub: Stub, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("k3y")
     text = CONFIG.replace("served_model_name: stub", f"served_model_name: stub, api_key_file: {tmp_path}/key")
     _, checks = verify(config(tmp_path, text), "--url", stub().url)
-    assert checks["api-key"] == ("FAIL", "answers without a key: /v1/models, /v1/completions")
+    assert checks["api-key"] == ("FAIL", "answers without a key: /v1/models (200), /v1/completions (200)")
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        (401, ("PASS", "requests without a key are refused")),
+        (405, ("PASS", "requests without a key are refused")),
+        (302, ("PASS", "requests without a key are refused")),
+        (204, ("FAIL", "answers without a key: /invocations (204)")),
+        (422, ("FAIL", "answers without a key: /invocations (422)")),
+        (429, ("SKIP", "no verdict, without a key: /invocations (429)")),
+        (503, ("SKIP", "no verdict, without a key: /invocations (503)")),
+    ],
+)
+def test_only_an_answer_is_an_open_path(answer: int, found: tuple[str, str]) -> None:
+    """What a proxy says of a path that it does not pass on, or of its load, is no answer without a key."""
+
+    class Proxy(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            status = answer if self.path == "/invocations" else 401
+            self.send_response(status)
+            self.send_header("Location", "/login")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            known = self.headers.get("Authorization") == "Bearer k" or self.path == "/login"
+            body = b'{"data": [{"id": "m"}]}' if known else b"{}"
+            self.send_response(200 if known else 401)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        client = EngineClient(f"http://127.0.0.1:{server.server_port}", "k")
+        outcome = next(o for o in run(Subject(client, None, has_key=True)) if o.name == "api-key")
+        server.shutdown()
+    assert (outcome.status, outcome.message) == found
 
 
 @pytest.mark.parametrize(
@@ -138,16 +185,40 @@ def test_what_was_launched_ends_with_us(
 ) -> None:
     """A stop by CI, systemd or Kubernetes, or a terminal that goes away, leaves no server behind: that is 130."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    python, target = tmp_path / "python", checkpoints.write(tmp_path / "target", checkpoints.small_llama())
-    python.write_text(PYTHON.format(python=shlex.quote(sys.executable), driver=shlex.quote(str(DRIVER))))
-    python.chmod(0o755)
-    text = LAUNCHED.format(port=free_port, target=target)
     name, *flags = command
-    argv = [sys.executable, "-c", "import sys; sys.executable = sys.argv.pop(1); from specserve import cli; cli.main()"]
-    argv += [str(python), name, str(config(tmp_path, text)), *flags]
-    argv += ["--out", str(tmp_path / "out")] if name == "bench" else []
-    program = start(argv, tmp_path / "log", free_port)
+    flags += ["--out", str(tmp_path / "out")] if name == "bench" else []
+    program = start([*launching(tmp_path, name, free_port), *flags], tmp_path / "log", free_port)
     wait_until(lambda: records() or program.process.poll() is not None)
     program.signal(number)
     assert program.ends() == 130, program.output
     assert records() == []
+
+
+def launching(folder: Path, command: str, port: int, *stub: object) -> list[str]:
+    """A command that launches its server, with the stub as the engine."""
+    python, target = folder / "python", checkpoints.write(folder / "target", checkpoints.small_llama())
+    told = {
+        "python": shlex.quote(sys.executable),
+        "driver": shlex.quote(str(DRIVER)),
+        "flags": shlex.join(map(str, stub)),
+    }
+    python.write_text(PYTHON.format(**told))
+    python.chmod(0o755)
+    path = config(folder, LAUNCHED.format(port=port, target=target))
+    return [sys.executable, "-c", LAUNCHING, str(python), command, str(path)]
+
+
+def test_a_drain_is_proven_by_a_request_that_runs(
+    stub: Stub, tmp_path: Path, free_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server is stopped in the middle of an answer; where none lasts, nothing is said of how it drains."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    argv = [*launching(tmp_path, "verify", free_port, "--stub-step", 0.02), "--launch", "--format", "json"]
+    out = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    checks = {c["name"]: (c["status"], c["message"]) for c in json.loads(out.stdout)["checks"]}
+    assert checks["drain"] == ("PASS", "a running request finished, then the server ended")
+    stopped: list[bool] = []
+    fast = Subject(EngineClient(stub().url), None, runs_seconds=30)
+    outcome = drain(fast, lambda: stopped.append(True), lambda: 0)
+    assert (outcome.status, stopped) == ("SKIP", [])
+    assert outcome.message.startswith("800 tokens had come before the server could be stopped")
