@@ -69,7 +69,9 @@ class Planning:
         )  # fmt: skip
 
     def grid(self, made: vram.Plan) -> list[vram_text.Cell]:
-        """The what-if table around a plan."""
+        """The what-if table around a plan; empty where no row could tell: memory unknown, GPUs or TP wrong."""
+        if made.fits is None or made.refusal in ("gpu-count", "split"):
+            return []
 
         def again(length: int, draft: bool, part: float) -> vram.Plan:
             settings = self.settings

@@ -39,7 +39,7 @@ def plan(loaded: Loaded, output: str, with_grid: bool) -> None:
     else:
         click.echo(vram_text.render(made))
         if cells:
-            click.echo("\nRequests at once\n" + vram_text.render_grid(cells))
+            click.echo("\nRequests at once, - where it does not fit\n" + vram_text.render_grid(cells))
     refused = [f for f in made.findings() if f.severity == "error"]
     if refused:
         raise PreflightRefused([Problem(f.message, f.where or None, fix=f.fix) for f in refused])

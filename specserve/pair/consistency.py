@@ -89,16 +89,17 @@ def tensor_parallel(roles: Collection[Role]) -> Iterator[Finding]:
     where = "models.target_model.tensor_parallel_size"
     for role in roles:
         tp = role.tensor_parallel_size
-        if (what := _undivided(role.facts.text_config, tp)) is None:
+        if (what := undivided(role.facts.text_config, tp)) is None:
             continue
         together = [r.facts.text_config for r in roles if r.tensor_parallel_size == tp]
-        smaller = max(n for n in range(1, tp) if all(_undivided(config, n) is None for config in together))
+        smaller = max(n for n in range(1, tp) if all(undivided(config, n) is None for config in together))
         of = "the draft" if role.key.endswith("draft_model") else "the target"
         message = f"{of} has {what}, which {tp} GPUs cannot share equally"
         yield Finding("tp-divisible", "error", where, message, f"set {where}: {smaller}")
 
 
-def _undivided(config: Mapping[str, object], tp: int) -> str | None:
+def undivided(config: Mapping[str, object], tp: int) -> str | None:
+    """What so many GPUs cannot share; None when they can."""
     heads, kv = _count(config, "num_attention_heads", "n_head"), _count(config, "num_key_value_heads")
     inner = _count(config, "intermediate_size")
     if heads is not None and heads % tp:

@@ -121,6 +121,8 @@ class Plan:
     gpus_found: int | None
     """None when none is known."""
     refusal: Refusal | None
+    possible_tp: int | None = None
+    """Where TP is refused: the largest below it that the model and the GPUs there are can have, if any."""
 
     @property
     def fits(self) -> bool | None:
@@ -136,6 +138,11 @@ class Plan:
     def method(self) -> str | None:
         """The speculative method; None without speculation."""
         return self.shape.method
+
+    @property
+    def proposer(self) -> str | None:
+        """What proposes, in words: the draft, or a method that has no weights; None without speculation."""
+        return "the draft" if self.shape.drafts_with_a_model else self.method
 
     @property
     def tightest(self) -> GpuPlan:

@@ -29,10 +29,11 @@ def _error(plan: Plan, gpu: GpuPlan) -> list[Finding]:
         case None:
             return []
         case "gpu-count":
-            where, fix = "hardware", f"set {_TP} to {plan.gpus_found}"
+            where, fix = "hardware", f"give it {shape.gpus} GPU{'s' * (shape.gpus > 1)}"
+            fix += "" if plan.possible_tp is None else f", or set {_TP} to {plan.possible_tp}"
             message = f"TP {shape.tp} x PP {shape.pp} needs {shape.gpus} GPUs; there are {plan.gpus_found}"
         case "split":
-            where, fix = _TP, "set it to the number that 'specserve check' names"
+            where, fix = _TP, f"set {_TP} to {plan.possible_tp or 1}"
             message = f"the model cannot be split over {shape.tp} GPUs; TP must divide heads and vocabulary"
         case "other-processes":
             code, where, busiest = "other-processes", _UTILIZATION, max(plan.gpus, key=lambda g: g.other_bytes)
@@ -53,7 +54,7 @@ def _error(plan: Plan, gpu: GpuPlan) -> list[Finding]:
 
 
 def _headline(plan: Plan, gpu: GpuPlan) -> str:
-    who = "target and draft do" if plan.method else "the target does"
+    who = "target and draft do" if plan.shape.drafts_with_a_model else "the target does"
     if plan.backend == "cpu":
         need = gpu.fixed_bytes + max(gpu.kv_cache_bytes or 0, plan.request_bytes)
         return f"{who} not fit in memory: need {gib(need)}, free {gib(gpu.total_bytes or 0)}"
@@ -70,7 +71,7 @@ def rows(plan: Plan, gpu: GpuPlan) -> tuple[tuple[str, ...], ...]:
     """The terms of one GPU as aligned columns."""
     show = gib if plan.backend == "gpu" else size
     lines = [("target weights", show(gpu.target_weights_bytes), plan.target_format)]
-    if plan.method:
+    if plan.shape.drafts_with_a_model:
         draft = ", ".join(d for d in (plan.method, plan.draft_format) if d)
         lines.append(("draft weights", show(gpu.draft_weights_bytes), draft))
     one = f"1 sequence of {plan.max_model_len} tokens, {size(plan.kv_bytes_per_token)} per token"
@@ -94,13 +95,16 @@ def _overhead(plan: Plan, gpu: GpuPlan) -> str:
 def _fix(plan: Plan, gpu: GpuPlan) -> str:
     if plan.backend == "cpu":
         return "set engine.env.VLLM_CPU_KVCACHE_SPACE to another number of GiB, or free memory"
-    longest = plan.largest_max_model_len
+    longest, cheaper, over = plan.largest_max_model_len, "", gpu.fixed_bytes - (gpu.budget_bytes or 0)
+    if plan.confidence != "measured" and gpu.activation_bytes > (over if longest < 1 else over + plan.request_bytes):
+        cheaper = (f"lower engine.max_num_seqs ({plan.shape.max_num_seqs}) and engine.max_num_batched_tokens "
+                   f"({plan.shape.max_num_batched_tokens}), or ")  # fmt: skip
     if longest >= plan.max_model_len:  # the first engine's draft, outside the budget
         return f"lower {_UTILIZATION}"
     if longest >= 1:
-        return f"set engine.max_model_len to {longest} or less, or quantize the target"
-    short = max(gpu.fixed_bytes - (gpu.budget_bytes or 0), 0)
-    return f"weights and overhead alone are {gib(short)} over: quantize the target, raise {_TP}, or use a larger GPU"
+        return f"{cheaper}set engine.max_model_len to {longest} or less, or quantize the target"
+    over_by = f"weights and overhead alone are {gib(max(over, 0))} over"
+    return f"{over_by}: {cheaper}quantize the target, raise {_TP}, or use a larger GPU"
 
 
 def _occupancy(gpu: GpuPlan) -> str:
@@ -118,7 +122,7 @@ def _warnings(plan: Plan, gpu: GpuPlan) -> list[Finding]:
     if requests < min(seqs, 8):
         message = f"the KV cache holds {requests:.1f} requests of {length} tokens at once; max_num_seqs is {seqs}"
         if plan.method and plan.without_draft.requests > requests * 1.05:
-            message += f" (without the draft {plan.without_draft.requests:.1f})"
+            message += f" (without {plan.proposer} {plan.without_draft.requests:.1f})"
         fix = "lower engine.max_model_len, or set engine.kv_cache_dtype to fp8"
         found.append(Finding("low-concurrency", "warning" if requests < 2 else "info", "engine.max_model_len", message,
                              fix))  # fmt: skip

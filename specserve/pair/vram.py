@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from specserve.pair import cache_layers, kv_cache, overhead, terms
+from specserve.pair import cache_layers, consistency, kv_cache, overhead, terms
 from specserve.pair import shape as shapes
 from specserve.pair import weights as weighing
 from specserve.pair.cache_layers import CacheLayer
@@ -102,7 +102,8 @@ def plan(
         assumed=parts.assumed, gpu_name=gpus[0].name, gpus_found=found,
         target_format=shape.quantization or shapes.storage(target.config, shape),
         draft_format=shapes.storage(draft.config, shape) if draft and shape.drafts_with_a_model else None,
-        refusal=_refusal(parts, planned, built, shape, found),
+        refusal=(refusal := _refusal(parts, planned, built, shape, found)),
+        possible_tp=_possible_tp(parts.config, shape, found) if refusal in ("gpu-count", "split") else None,
     )  # fmt: skip
 
 
@@ -223,11 +224,21 @@ def _refusal(
     """Why the engine would not start; None when it would."""
     if found is not None and found < shape.gpus:
         return "gpu-count"
-    heads = first_int(parts.config, "num_attention_heads", "n_head") or shape.tp
-    if heads % shape.tp or ("vocab_size" in parts.config and overhead.vocabulary(parts.config) % shape.tp):
+    if not _divides(parts.config, shape.tp):
         return "split"
     verdicts = (_gpu_refusal(gpu, built[gpu.stage], shape, known=parts.cache_is_known) for gpu in gpus)
     return next((v for v in verdicts if v is not None), None)
+
+
+def _divides(config: Config, tp: int) -> bool:
+    heads = first_int(config, "num_attention_heads", "n_head") or tp
+    return not heads % tp and not ("vocab_size" in config and overhead.vocabulary(config) % tp)
+
+
+def _possible_tp(config: Config, shape: shapes.Shape, found: int | None) -> int | None:
+    most = shape.tp - 1 if found is None else min(shape.tp - 1, found // shape.pp)
+    legal = (n for n in range(most, 0, -1) if _divides(config, n) and consistency.undivided(config, n) is None)
+    return next(legal, None)
 
 
 def _gpu_refusal(gpu: GpuPlan, stage: Stage, shape: shapes.Shape, *, known: bool) -> Refusal | None:

@@ -22,7 +22,7 @@ def conclusion(plan: Plan) -> str:
         return "does not fit"
     length = f"{plan.max_model_len // 1024}k" if plan.max_model_len % 1024 == 0 else str(plan.max_model_len)
     here = f"fits; {plan.capacity.requests:.1f} requests of {length} tokens"
-    return f"{here} with the draft, {plan.without_draft.requests:.1f} without" if plan.method else here
+    return f"{here} with {plan.proposer}, {plan.without_draft.requests:.1f} without" if plan.proposer else here
 
 
 def render(plan: Plan) -> str:
@@ -79,7 +79,7 @@ def render_grid(cells: Sequence[Cell]) -> str:
     """Requests at once by context and utilization, in the order of :func:`grid`; a dash where it does not fit."""
     lines = [(key, list(row)) for key, row in groupby(cells, key=lambda c: (c.max_model_len, c.draft))]
     shares = [f"{c.utilization:.2f} of the GPU" for c in lines[0][1]]
-    head = ("max_model_len", "draft", *(shares if len(shares) > 1 else ["requests"]))
+    head = ("max_model_len", "drafting", *(shares if len(shares) > 1 else ["requests"]))
     body = [
         (str(n), "on" if on else "off", *(f"{c.requests:.1f}" if c.fits else "-" for c in row))
         for (n, on), row in lines

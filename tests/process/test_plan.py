@@ -72,9 +72,12 @@ def test_the_grid_is_a_table(tmp_path: Path) -> None:
     """--grid adds contexts x draft x share of the GPU."""
     done = run(tmp_path, pair(tmp_path), "--grid")
     assert done.returncode == 0
-    assert "max_model_len  draft" in done.stdout
+    assert "max_model_len  drafting" in done.stdout
     body = json.loads(run(tmp_path, pair(tmp_path), "--grid", "--format", "json").stdout)
     assert {"max_model_len", "draft", "utilization", "fits", "requests"} == body["grid"][0].keys()
+    for key, value in (("hardware.gpu_name", "banana"), ("models.target_model.tensor_parallel_size", "3")):
+        wrong = run(tmp_path, pair(tmp_path), "--grid", "--set", f"{key}={value}")
+        assert "max_model_len" not in wrong.stdout  # no row of it could fit or not fit
 
 
 def test_what_was_measured_is_used_by_the_next_plan(tmp_path: Path) -> None:

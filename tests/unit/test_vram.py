@@ -123,6 +123,17 @@ def test_weights_that_do_not_fit_at_all_say_by_how_much() -> None:
     assert (only(refused.findings(), "does-not-fit").fix or "").startswith("weights and overhead alone are ")
 
 
+def test_a_smaller_batch_is_named_first_where_it_is_enough() -> None:
+    """What the activation takes beyond what is missing can be had without another GPU or model."""
+    lower = "lower engine.max_num_seqs ({}) and engine.max_num_batched_tokens ({}), or "
+    for seqs, tokens, start in ((1024, 8192, "weights and overhead alone are "), (512, 32768, "lower ")):
+        batch = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens, "max_model_len": 8192}
+        fix = only(plan(RTX_4090, engine=batch).findings(), "does-not-fit").fix or ""
+        assert fix.startswith(start)
+        assert lower.format(seqs, tokens) in fix
+    assert plan(RTX_4090, engine={"max_num_seqs": 64, "max_num_batched_tokens": 8192, "max_model_len": 8192}).fits
+
+
 def test_the_draft_is_counted() -> None:
     """With the draft fewer requests fit than without."""
     made = plan(H100, engine={"max_model_len": 32768})
@@ -158,6 +169,9 @@ def test_lookup_methods_need_no_memory() -> None:
     made = plan(H100, draft=False, speculation={"method": "ngram"})
     assert made.gpus[0].draft_weights_bytes == 0
     assert made.kv_bytes_per_token == 36 * 4096
+    refused = plan({"gpu_name": "NVIDIA T4"}, draft=False, speculation={"method": "suffix"})
+    for text in (vram_text.render(made), vram_text.render(refused), only(refused.findings(), "does-not-fit").message):
+        assert "draft" not in text
 
 
 def test_detected_gpus_are_planned_without_what_the_driver_keeps() -> None:
@@ -184,14 +198,20 @@ def test_no_gpu_is_not_a_verdict() -> None:
 def test_too_few_gpus_are_refused() -> None:
     """TP 4 on a machine with two GPUs."""
     made = plan(devices=[device(0), device(1)], models={"tensor_parallel_size": 4})
-    assert only(made.findings(), "does-not-fit").message == "TP 4 x PP 1 needs 4 GPUs; there are 2"
+    found = only(made.findings(), "does-not-fit")
+    assert found.message == "TP 4 x PP 1 needs 4 GPUs; there are 2"
+    assert found.fix == "give it 4 GPUs, or set models.target_model.tensor_parallel_size to 2"
+    three = plan(devices=[device(i) for i in range(3)], models={"tensor_parallel_size": 4})
+    assert only(three.findings(), "does-not-fit").fix == found.fix  # 32 heads on 3 GPUs would be refused next
 
 
 def test_tp_must_divide_heads_and_vocabulary() -> None:
     """32 heads cannot be shared by 5 GPUs."""
     made = plan(H100, models={"tensor_parallel_size": 5})
     assert made.fits is False
-    assert "cannot be split over 5 GPUs" in only(made.findings(), "does-not-fit").message
+    found = only(made.findings(), "does-not-fit")
+    assert "cannot be split over 5 GPUs" in found.message
+    assert found.fix == "set models.target_model.tensor_parallel_size to 4"
 
 
 def test_others_memory_is_shown_and_refuses_when_too_much() -> None:
