@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import stat
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -150,9 +151,7 @@ def _listing(source: Source) -> Mapping[str, int]:
     try:
         sizes = source.files()
     except FileNotFoundError:
-        message = "there is no such folder; the path must be a folder or a Hub id"
-        fix = "specserve models pull CONFIG" if "://" in where else "correct the path, or put the checkpoint there"
-        raise CheckpointRefused([Finding("checkpoint-missing", "error", where, message, fix)]) from None
+        raise CheckpointRefused([_absent(where)]) from None
     except NotADirectoryError:
         raise CheckpointRefused([_not_a_folder(where)]) from None
     except OSError as e:
@@ -166,6 +165,28 @@ def _listing(source: Source) -> Mapping[str, int]:
             [Finding("checkpoint-missing", "error", where, message, "correct the path, or download again")]
         )
     return sizes
+
+
+def hub_id(path: str) -> str | None:
+    """The id in the address of a model's page on the Hub; None for any other path.
+
+    >>> hub_id("https://huggingface.co/Qwen/Qwen3-8B/tree/main"), hub_id("hf://a/b"), hub_id("https://x.org/a/b")
+    ('Qwen/Qwen3-8B', 'a/b', None)
+    """
+    found = re.match(r"(?:hf://|(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/)([\w.-]+/[\w.-]+)", path)
+    return found[1] if found else None
+
+
+def _absent(where: str) -> Finding:
+    if (name := hub_id(where)) is not None:
+        message, fix = "is an address on the Hub; the path must be a folder or a Hub id", f"write {name}"
+    elif "://" in where:
+        message = "is a place to copy from; the path must be a folder or a Hub id"
+        fix = "set models.store to a folder, then: specserve models pull CONFIG"
+    else:
+        message = "there is no such folder; the path must be a folder or a Hub id"
+        fix = "correct the path, or put the checkpoint there"
+    return Finding("checkpoint-missing", "error", where, message, fix)
 
 
 def _not_a_folder(where: str) -> Finding:

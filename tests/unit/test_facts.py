@@ -188,6 +188,23 @@ def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
         facts.read(str(tmp_path / "model.gguf"))
 
 
+@pytest.mark.parametrize(
+    ("path", "fix"),
+    [
+        ("https://huggingface.co/Qwen/Qwen3-8B", "write Qwen/Qwen3-8B"),
+        ("huggingface.co/Qwen/Qwen3-8B/tree/main", "write Qwen/Qwen3-8B"),
+        ("hf://Qwen/Qwen3-8B", "write Qwen/Qwen3-8B"),
+        ("s3://bucket/llm", "set models.store to a folder, then: specserve models pull CONFIG"),
+        ("/nowhere/llm", "correct the path, or put the checkpoint there"),
+    ],
+)
+def test_what_to_write_instead_of_a_path_that_is_none(path: str, fix: str) -> None:
+    """A page of the Hub names its id, object storage what it takes to copy from there."""
+    with pytest.raises(CheckpointRefused) as refused:
+        facts.read(path)
+    assert [f.fix for f in refused.value.findings] == [fix]
+
+
 def test_text_config_is_found_where_it_is_nested() -> None:
     """Multimodal configs keep the language model's numbers one or two levels down."""
     assert ModelFacts("x", {"text_config": {"vocab_size": 5}}).text_config == {"vocab_size": 5}
