@@ -1,4 +1,4 @@
-"""Rules that can never fire: they ask for a series that nobody exports.
+"""Rules that can never fire: they ask for a series that nobody exports, or their brackets do not close.
 
 A rule copied from a guide for another version of vLLM is silent for ever, and Prometheus accepts it.
 """
@@ -15,7 +15,8 @@ import yaml
 from specserve.errors import ConfigError, Problem
 from specserve.families import FAMILIES
 
-_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'')
+_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'|`[^`]*`|#[^\n]*')
+"""And comments."""
 _MATCHERS = re.compile(r"\{[^}]*\}")
 _GROUPINGS = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)", re.IGNORECASE)
 _RANGES = re.compile(r"\[[^\]]*\]|\boffset\s+-?\w+")
@@ -25,6 +26,12 @@ _WORDS = frozenset(
         r"\w+", "and or unless by without on ignoring group_left group_right bool offset inf nan start end alerts"
     )
 )
+_PROMETHEUS = {
+    "up", "ALERTS", "ALERTS_FOR_STATE", "scrape_duration_seconds", "scrape_samples_scraped", "scrape_series_added",
+    "scrape_samples_post_metric_relabeling", "scrape_timeout_seconds", "scrape_sample_limit", "scrape_body_size_bytes",
+}  # fmt: skip
+"""Series that Prometheus makes itself (its docs on jobs and instances, and on alerting rules; read 2026-11-30)."""
+_OPENING = {")": "(", "]": "[", "}": "{"}
 
 
 def series_of(expression: str) -> set[str]:
@@ -37,6 +44,25 @@ def series_of(expression: str) -> set[str]:
     for noise in (_STRINGS, _MATCHERS, _RANGES, _GROUPINGS):
         bare = noise.sub(" ", bare)
     return {name for name in _NAMES.findall(bare) if name.lower() not in _WORDS}
+
+
+def fault(expression: str) -> str | None:
+    """Why an expression cannot be PromQL, as far as brackets and quotes tell; the rest is promtool's.
+
+    >>> fault("sum("), fault("a)"), fault('a{b="c'), fault(" "), fault('a{b=")"} # (')
+    ("'(' is not closed", "')' closes nothing", 'a string is not closed', 'it is empty', None)
+    """
+    bare, opened = _STRINGS.sub(" ", expression), list[str]()
+    for sign in bare:
+        if sign in "\"'`":
+            return "a string is not closed"
+        if sign in "([{":
+            opened.append(sign)
+        elif sign in _OPENING and (not opened or opened.pop() != _OPENING[sign]):
+            return f"'{sign}' closes nothing"
+    if opened:
+        return f"'{opened[-1]}' is not closed"
+    return None if bare.strip() else "it is empty"
 
 
 def exported(exposition: str) -> set[str]:
@@ -55,10 +81,13 @@ def problems(text: str, where: str, present: Collection[str]) -> Iterable[Proble
     An idle server leaves out what it does not know, so its families count as present by their table.
     """
     rules = [rule for group in _groups(text, where) for rule in group["rules"]]
-    known = {*present, *FAMILIES, *(rule["record"] for rule in rules if "record" in rule)}
+    known = {*present, *FAMILIES, *_PROMETHEUS, *(rule["record"] for rule in rules if "record" in rule)}
     for rule in rules:
-        name = rule.get("alert") or rule.get("record")
-        for series in sorted(series_of(str(rule.get("expr", ""))) - known):
+        name, expression = rule.get("alert") or rule.get("record"), str(rule.get("expr", ""))
+        if (wrong := fault(expression)) is not None:
+            yield Problem(f"the expression is not PromQL: {wrong}", where=f"{where}: {name}")
+            continue
+        for series in sorted(series_of(expression) - known):
             near = difflib.get_close_matches(series, known, n=1, cutoff=0.75)
             hint = f"; did you mean '{near[0]}'?" if near else "; the rule can never fire"
             yield Problem(f"'{series}' is not exported{hint}", where=f"{where}: {name}")
