@@ -85,7 +85,7 @@ def _pull(settings: Settings, path: str, revision: str | None) -> Path:
     from specserve.pair import checkpoint, facts
     from specserve.pair import pull as pulling
 
-    store = Path(settings.models.store).expanduser() if settings.models.store else None
+    store = Path(settings.models.store) if settings.models.store else None
     if "://" in path and checkpoint.hub_id(path) is None:
         if store is None:
             raise ConfigError("models.store must name the folder to copy to", where=path, fix="set models.store")

@@ -9,6 +9,13 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 
 
+def _seconds(value: float) -> float:
+    """Waiting takes no more than 292 years (``threading.TIMEOUT_MAX``)."""
+    if value > 1e9:
+        raise ValueError(f"{value:g} seconds are too many; must be at most 1e9")
+    return value
+
+
 def _host(text: str) -> str:
     """An address as a socket takes it: IPv6 without brackets."""
     bare = text.strip()
@@ -24,7 +31,7 @@ def _host(text: str) -> str:
 Port = Annotated[int, Field(ge=1, le=65535)]
 Positive = Annotated[int, Field(ge=1)]
 Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
-Seconds = Annotated[float, Field(gt=0.0)]
+Seconds = Annotated[float, Field(gt=0.0), AfterValidator(_seconds)]
 Host = Annotated[str, AfterValidator(_host)]
 FilePath = Annotated[str, AfterValidator(expanduser)]
 """``~`` is the home folder."""

@@ -180,21 +180,23 @@ def _validate(cascade: _Cascade, problems: list[Problem]) -> Settings | None:
         else:
             message, fix = sentence(loc, item)
             problems.append(Problem(message, where, fix=fix))
-    for path in _booleans(cascade.values, settings.model_dump() if settings else None):
-        problems.append(Problem(f"'{dotted(path)}' is true or false; must be a number", cascade.place(path)))
+    for path, said in _no_numbers(cascade.values, settings.model_dump() if settings else None):
+        problems.append(Problem(f"'{dotted(path)}' {said}", cascade.place(path)))
     return settings
 
 
-def _booleans(given: Any, taken: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
-    """Where pydantic took ``true`` for 1."""
+def _no_numbers(given: Any, taken: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+    """Where pydantic took ``true`` for 1, and numbers that no machine counts in: arithmetic with floats overflows."""
     if isinstance(given, dict) and isinstance(taken, dict):
         for key, value in given.items():
-            yield from _booleans(value, taken.get(key), (*path, key))
+            yield from _no_numbers(value, taken.get(key), (*path, key))
     elif isinstance(given, list) and isinstance(taken, list | tuple):
         for i, (value, result) in enumerate(zip(given, taken, strict=False)):
-            yield from _booleans(value, result, (*path, i))
+            yield from _no_numbers(value, result, (*path, i))
     elif isinstance(given, bool) and type(taken) in (int, float):
-        yield path
+        yield path, "is true or false; must be a number"
+    elif type(taken) in (int, float) and abs(taken) >= 2**63:
+        yield path, "is too large; must be less than 2**63"
 
 
 def _attempt(values: Mapping[str, Any]) -> tuple[Settings | None, list[ErrorDetails]]:

@@ -250,6 +250,8 @@ def test_addresses_and_paths_as_people_write_them(tmp_path: Path) -> None:
         ("hardware.gpu_memory_gib=.inf", "must be a finite number"),
         ("hardware.gpu_memory_gib='inf'", "must be a finite number"),
         ("hardware.gpu_memory_gib=1.0e+300", "must be at most 65536"),
+        ("engine.startup_timeout_seconds=1e300", "must be at most 1e9"),
+        (f"engine.max_num_seqs={10**400}", "'engine.max_num_seqs' is too large"),
         ("engine.extra_args.x=.nan", "'engine.extra_args.x' is .nan; must be a finite number"),
         ("engine.env={A B: x}", "'A B' in 'engine.env' names no variable"),
         ('engine.env={A: "\\0"}', "'engine.env.A' has a NUL character"),
