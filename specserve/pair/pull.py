@@ -1,16 +1,19 @@
 """Bring a checkpoint here: from the Hub, or any place fsspec reaches. Its final name appears when it is whole.
 
-Several processes, on several machines, may pull into one folder. File locks are not kept by every network file
-system, so none is used: pullers write the same bytes at the same offsets, skip what another finished, and give
-names by rename. huggingface_hub (2.4, read 2026-11-30) writes each file under a name of its own process.
+Several machines may pull into one folder, and not every network file system keeps locks between them. Copies need
+none: all write the same bytes at the same offsets, and skip what another finished. From the Hub each machine has a
+folder of its own; huggingface_hub (2.4, read 2026-11-30) does not share one. Names are given by rename.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import shutil
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from glob import escape
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
@@ -47,16 +50,30 @@ def from_hub(repo: str, *, revision: str, store: Path, token: str | None) -> Pat
     final = destination(store, repo, revision)
     if final.exists():
         return final
-    partial = final.with_name(f".partial-{final.name}")
+    partial = final.with_name(f".partial-{final.name}-{socket.gethostname()}")
     try:
-        snapshot_download(repo, revision=revision, local_dir=partial, token=token)
-        _name(partial, final)
+        with _alone(partial):
+            if not final.exists():
+                snapshot_download(repo, revision=revision, local_dir=partial, token=token)
+                _name(partial, final)
     except (OSError, ValueError, HTTPError) as e:
-        if not final.exists():  # another puller named it, and the rest of this download had no place
+        if not final.exists():  # another machine was faster, and took this folder away
             raise _stopped("download", e, repo) from None
-    for rest in (final / ".cache", partial):
+    for rest in (final / ".cache", *store.glob(f".partial-{escape(final.name)}-*")):
         shutil.rmtree(rest, ignore_errors=True)
+        with suppress(OSError):  # the lock is a file
+            rest.unlink()
     return final
+
+
+@contextmanager
+def _alone(partial: Path) -> Iterator[None]:
+    """One process of this machine at a time: huggingface_hub takes a file away that another has just written."""
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    with partial.with_name(f"{partial.name}.lock").open("w") as lock:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def to_cache(repo: str, *, revision: str | None, commit: str | None, token: str | None) -> Path:
@@ -104,6 +121,8 @@ def from_place(url: str, *, store: Path, progress: Progress) -> Path:
             raise _stopped("copy", e, url) from None
     if partial is not None:  # it is there where another puller was faster
         shutil.rmtree(partial, ignore_errors=True)
+    for begun in final.rglob(".partial-*"):  # by a puller that asked for the file just before another named it
+        begun.unlink(missing_ok=True)
     return final
 
 
