@@ -428,15 +428,19 @@ def test_speculation_that_does_not_pay_is_an_alert(tmp_path: Path) -> None:
     both = CASES["canary"] | CASES["prometheus-rule"]
     rule = template(both, "--namespace", "llm").of("PrometheusRule", "chat-specserve-canary")
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rule["spec"]))
-    labels = 'namespace="llm", pod="{0}", instance="{0}", model_name="{1}"'
+    labels = 'namespace="llm", job="{2}", pod="{0}", instance="{0}", model_name="{1}"'
     series = []
-    for model, slow in (("pays", 0.01), ("costs", 0.03)):
-        for pod, asks, seconds in ((f"{model}-on", 1, slow), (f"{model}-off", 0, 0.02)):
-            own = labels.format(pod, model)
+    for model, slow, job in (
+        ("pays", 0.01, "chat-specserve"),
+        ("costs", 0.03, "llm/chat-specserve"),
+        ("pays", 0.09, "other-specserve"),
+    ):
+        for pod, asks, seconds in ((f"{job}-on", 1, slow), (f"{job}-off", 0, 0.02)):
+            own = labels.format(pod, model, job if asks or "/" in job else f"{job}-canary")
             tpot = f'specserve_time_per_output_token_seconds{{{own}, window="5m", stat="mean"}}'
             series.append({"series": tpot, "values": f"{seconds}+0x30"})
             series.append({"series": f"specserve_speculation_configured{{{own}}}", "values": f"{asks}+0x30"})
-    found = {"severity": "warning", "namespace": "llm", "model_name": "costs"}
+    found = {"severity": "warning", "namespace": "llm", "job": "chat-specserve", "model_name": "costs"}
     (alert,) = [r for r in rule["spec"]["groups"][0]["rules"] if "alert" in r]
     said = alert["annotations"] | {
         "description": alert["annotations"]["description"]
@@ -490,12 +494,14 @@ def test_notes_warn_of_what_may_be_missing() -> None:
 
 
 def test_own_rules_take_the_place_of_the_defaults() -> None:
-    """What `specserve alerts rules CONFIG` wrote is installed as it is, templates of its descriptions included."""
-    own = {"groups": [{"name": "g", "rules": [{"alert": "A", "expr": "up", "annotations": {"d": "{{ $value }}"}}]}]}
-    rule = template({"metrics": {"prometheusRule": {"enabled": True, "rules": yaml.safe_dump(own)}}}).of(
-        "PrometheusRule"
-    )
-    assert rule["spec"] == own
+    """Rules of one's own are installed, templates of descriptions included; our series are those of the release."""
+    text = 'up / specserve_ready {a="b"} / on (job) model:specserve_x:sum / {__name__=~"specserve_y|specserve_z"}'
+    own = {"groups": [{"name": "g", "rules": [{"alert": "A", "expr": text, "annotations": {"d": "{{ $value }}"}}]}]}
+    values = {"metrics": {"prometheusRule": {"enabled": True, "rules": yaml.safe_dump(own)}}}
+    spec = template(values, "--namespace", "llm").of("PrometheusRule")["spec"]
+    job = 'namespace="llm",job=~"chat-specserve|chat-specserve-canary|llm/chat-specserve",'
+    own["groups"][0]["rules"][0]["expr"] = text.replace(' {a="b"}', f'{{{job}a="b"}}').replace("sum", f"sum{{{job}}}")
+    assert spec == own
 
 
 def test_any_user_id_works() -> None:
@@ -555,9 +561,41 @@ def test_only_v1_is_reachable_from_outside() -> None:
 
 
 def test_the_rules_are_those_of_the_sidecar() -> None:
-    """The PrometheusRule holds the generated rule file, unchanged."""
-    rule = template(CASES["prometheus-rule"]).of("PrometheusRule", "chat-specserve")
-    assert rule["spec"] == yaml.safe_load((CHART / "alerts" / "specserve.rules.yaml").read_text())
+    """The PrometheusRule holds the generated rule file, narrowed to the release and otherwise unchanged."""
+    rule = template(CASES["prometheus-rule"], "--namespace", "llm").of("PrometheusRule", "chat-specserve")
+    own = 'namespace="llm",job=~"chat-specserve|chat-specserve-canary|llm/chat-specserve",'
+    text = json.dumps(rule["spec"]).replace(json.dumps(own)[1:-1], "").replace("{}", "")
+    assert json.loads(text) == yaml.safe_load((CHART / "alerts" / "specserve.rules.yaml").read_text())
+
+
+def test_rules_are_of_one_release(tmp_path: Path) -> None:
+    """Pods of another release raise none of these alerts, and hide no absence; with scale to zero absence is normal."""
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not installed (apt-get install prometheus)")
+    rule = template(CASES["prometheus-rule"], "--namespace", "llm").of("PrometheusRule", "chat-specserve")
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rule["spec"]))
+    other = 'namespace="llm", job="other-specserve", pod="p", instance="i", model_name="m"'
+    series = [
+        {"series": f"specserve_{name}{{{other}}}", "values": values}
+        for name, values in (
+            ("live", "1x30"),
+            ("draft_tokens_total", "0+1000x30"),
+            ("accepted_tokens_total", "0+100x30"),
+        )
+    ]
+    firing = 'count by (alertname, namespace) (ALERTS{alertstate="firing"})'
+    samples = [{"labels": '{alertname="SidecarAbsent", namespace="llm"}', "value": 1}]
+    test = {"interval": "1m", "input_series": series}
+    test["promql_expr_test"] = [{"expr": firing, "eval_time": "20m", "exp_samples": samples}]
+    case = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [test]}
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump(case))
+    out = subprocess.run(
+        ["promtool", "test", "rules", "test.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert out.returncode == 0, out.stdout + out.stderr
+    keda = {"keda": CASES["keda"]["autoscaling"]["keda"] | {"minReplicas": 0}}
+    rule = template(CASES["prometheus-rule"] | {"autoscaling": keda}).of("PrometheusRule", "chat-specserve")
+    assert "SidecarAbsent" not in [r.get("alert") for r in rule["spec"]["groups"][0]["rules"]]
 
 
 def test_generated_files_are_fresh() -> None:

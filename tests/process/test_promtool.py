@@ -286,6 +286,17 @@ def test_spread_between_replicas(tmp_path: Path) -> None:
     )
 
 
+def test_a_position_that_is_rarely_drafted_is_not_wasted(tmp_path: Path) -> None:
+    """A schedule that drafts two tokens at this load leaves the third position without any acceptance."""
+    made = [
+        Series("specserve_drafts_total", 2500, 2500),
+        Series("specserve_draft_tokens_total", 5000, 5000),
+        *(position(n, rate, rate) for n, rate in enumerate((0.8, 0.6, 0))),
+    ]
+    series = [s.text((100, 0, 0), identity("a")) for s in made]
+    run_promtool(tmp_path, series, [firing("DraftPositionsWasted", 99, 0)], only={"DraftPositionsWasted"})
+
+
 def test_sidecar_absent(tmp_path: Path) -> None:
     """When the last sidecar stops to report, the alert fires after its time, and resolves with the first."""
     live = {"series": f"specserve_live{{{identity('a')}}}", "values": "1+0x29 _x30 1+0x29"}

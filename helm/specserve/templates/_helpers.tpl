@@ -24,6 +24,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{ include "specserve.config" (dict "root" . "path" (list "alerts" "runbook_base_url") "default" "docs/runbooks") | trimSuffix "/" }}
 {{- end }}
 
+{{/* Matchers of this release's series: the job is the Service's name under a ServiceMonitor, namespace/name under a PodMonitor. */}}
+{{- define "specserve.series" -}}
+{{- $name := include "specserve.name" . -}}
+namespace="{{ .Release.Namespace }}",job=~"{{ $name }}|{{ $name }}-canary|{{ .Release.Namespace }}/{{ $name }}"
+{{- end }}
+
 {{- define "specserve.image" -}}
 {{ .Values.image.repository }}:{{ default .Chart.AppVersion .Values.image.tag }}
 {{- end }}
