@@ -71,9 +71,9 @@ def latency(family: str) -> list[tuple[str, str]]:
 
 
 def tpot(speculating: int) -> str:
-    """Mean time per output token of the replicas that speculate, or of those that do not."""
+    """Mean time per output token of a model's replicas that speculate, or of those that do not."""
     return (
-        f"avg({m('time_per_output_token_seconds', WINDOW + MEAN)}"
+        f"avg by (namespace, model_name) ({m('time_per_output_token_seconds', WINDOW + MEAN)}"
         f" and on (namespace, pod, instance, model_name) {m('speculation_configured')} == {speculating})"
     )
 
@@ -107,9 +107,9 @@ OVERVIEW = (
               "Tokens that one step of the target brings: 1 + accepted tokens / drafts.",
               TOKENS, [(LENGTH, "length")], "stat", 4),
         Panel("Measured speedup",
-              "Time per output token without speculation / with it, from the canary pair. Below 1 speculation "
-              "costs. Empty without canary.enabled.",
-              SPEED, [(SPEEDUP, "speedup")], "stat", 4, PAYS),
+              "Time per output token without speculation / with it, from the canary pair of each model. Below 1 "
+              "speculation costs. Empty without canary.enabled.",
+              SPEED, [(SPEEDUP, "{{model_name}}")], "stat", 4, PAYS),
         Panel("Estimated speedup",
               "From live acceptance and the step times of a benchmark profile. Empty without "
               "sidecar.benchmark_profile.",
@@ -178,7 +178,7 @@ OVERVIEW = (
         Panel("Alerts",
               "Alerts of the sidecars that fire or are pending: 1 fires. Each name has a runbook.",
               COUNT,
-              [(f"max by (alert, severity, instance) ({m('alert_firing')} or {m('alert_pending')} * 0.5)",
+              [(f"max by (alert, severity, instance) ({m('alert_firing')} > 0 or {m('alert_pending')} * 0.5)",
                 "{{alert}} {{instance}}")],
               width=24, highest=1),
     )),
@@ -205,10 +205,10 @@ SPECULATION = (
               "longer than it is good for: lower num_speculative_tokens.",
               RATIO, [(BY_POSITION, "position {{position}}")], width=12, highest=1),
         Panel("Conditional acceptance by position",
-              "Accepted at the position / accepted at the one before. Flat is normal; a fall says where the draft "
-              "loses the thread.",
+              "Accepted at the position / accepted at the one before, the worst replica. Flat is normal; a fall says "
+              "where the draft loses the thread.",
               RATIO,
-              [(f"avg by (position) ({m('conditional_acceptance_rate_per_position', WINDOW)})",
+              [(f"min by (position) ({m('conditional_acceptance_rate_per_position', WINDOW)})",
                 "position {{position}}")],
               width=12, highest=1),
     )),
@@ -216,10 +216,10 @@ SPECULATION = (
         Panel("Measured speedup",
               "Time per output token without speculation / with it, from the canary pair; below 1 speculation "
               "costs. Needs canary.enabled.",
-              SPEED, [(SPEEDUP, "speedup")], steps=PAYS),
+              SPEED, [(SPEEDUP, "{{namespace}} {{model_name}}")], steps=PAYS),
         Panel("On and off",
               "Mean time per output token of the replicas that speculate, and of the canary that does not.",
-              SECONDS, [(tpot(1), "with speculation"), (tpot(0), "without")]),
+              SECONDS, [(tpot(1), "{{model_name}} with speculation"), (tpot(0), "{{model_name}} without")]),
         Panel("Estimated speedup",
               "Tokens per step x step time without / with speculation, from the benchmark profile. Needs "
               "sidecar.benchmark_profile.",
@@ -229,7 +229,7 @@ SPECULATION = (
               "break-even rises with the load.",
               RATIO,
               [(f"avg({m('break_even_acceptance_rate')})", "break-even"),
-               (f"avg({m('acceptance_rate', WINDOW)})", "acceptance")],
+               (ACCEPTANCE, "acceptance")],
               highest=1),
         Panel("Break-even margin",
               "Acceptance rate minus break-even, by replica; negative is slower than off.",
@@ -342,13 +342,15 @@ CAPACITY = (
     )),
     Row("GPU", (
         Panel("Output tokens per GPU",
-              "Tokens per second / GPUs in use.",
+              "Tokens per second / GPUs in use. Over several nodes only the first node's GPUs are seen: divide by "
+              "leaderWorkerSet.size.",
               TOKENS_PER_SECOND, [(f"{total('generation_tokens')} / count({m('gpu_info')})", "tokens/s")]),
         Panel("Power",
-              "Power drawn by all GPUs of these replicas.",
+              "Power drawn by all GPUs of these replicas; over several nodes, by those of the first.",
               "watt", [(f"sum({m('gpu_power_watts')})", "power")]),
         Panel("Output tokens per joule",
-              "Output tokens per second / power: what the energy buys.",
+              "Output tokens per second / power: what the energy buys. Over several nodes only the first node's power "
+              "is seen: divide by leaderWorkerSet.size.",
               "suffix:tokens/J", [(f"{total('generation_tokens')} / sum({m('gpu_power_watts')})", "tokens/J")]),
     )),
 )

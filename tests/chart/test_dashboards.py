@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -283,3 +284,38 @@ def test_the_measured_speedup_is_that_of_the_pair(live: Live) -> None:
     live.answers(expression, "real")
     (series,) = live.answer(expression, "real")
     assert 1.2 < float(series["value"][1]) < 4
+
+
+def run_query(folder: Path, panel: str, samples: dict[str, float], expected: dict[str, float]) -> None:
+    """Ask a panel's first query of promtool, with these series at a constant value."""
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not installed (apt-get install prometheus)")
+    (found,) = [p for p in panels("overview") if p["title"] == panel]
+    asked = {"expr": filled(found["targets"][0]["expr"]), "eval_time": "5m"}
+    asked["exp_samples"] = [{"labels": labels, "value": value} for labels, value in expected.items()]
+    series = [{"series": name, "values": f"{value}+0x9"} for name, value in samples.items()]
+    case = {"rule_files": [], "tests": [{"interval": "1m", "input_series": series, "promql_expr_test": [asked]}]}
+    (folder / "test.yaml").write_text(yaml.safe_dump(case))
+    argv = ["promtool", "test", "rules", "test.yaml"]
+    out = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
+    assert out.returncode == 0, out.stdout + out.stderr
+
+
+def test_the_speedup_is_that_of_each_model(tmp_path: Path) -> None:
+    """A model without a canary has no measured speedup, and does not change that of another."""
+    samples = {}
+    for model, pod, asks, seconds in (("big", "a", 1, 0.01), ("big", "c", 0, 0.02), ("small", "s", 1, 0.05)):
+        own = f'namespace="n", pod="{pod}", instance="{pod}", model_name="{model}"'
+        samples[f'specserve_time_per_output_token_seconds{{{own}, window="5m", stat="mean"}}'] = seconds
+        samples[f"specserve_speculation_configured{{{own}}}"] = asks
+    run_query(tmp_path, "Measured speedup", samples, {'{namespace="n", model_name="big"}': 2})
+
+
+def test_pending_alerts_are_shown(tmp_path: Path) -> None:
+    """A pending alert is half, a firing one is 1 whether it is said to be pending or not."""
+    samples, expected = {}, {}
+    for name, firing, pending, shown in (("A", 0, 1, 0.5), ("B", 1, 0, 1), ("C", 0, 0, 0)):
+        labels = f'{{alert="{name}", severity="warning", instance="i"}}'
+        samples |= {f"specserve_alert_firing{labels}": firing, f"specserve_alert_pending{labels}": pending}
+        expected[labels] = shown
+    run_query(tmp_path, "Alerts", samples, expected)
