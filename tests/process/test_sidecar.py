@@ -344,7 +344,7 @@ def test_the_probe_command(stub, sidecar, free_port) -> None:
     """Exit code 0 and 1 with the reason, also when nobody answers."""
     engine = stub(*SPEC)
     watcher = sidecar(engine.port)
-    watcher.becomes("idle")
+    wait_until(lambda: watcher.probes()[2] == 200)  # idle comes before the start-up canary is over
     assert run("probe", "ready", "--url", watcher.url).returncode == 0
     engine.process.kill()
     watcher.becomes("down")
@@ -361,7 +361,7 @@ def test_the_status_command(stub, sidecar) -> None:
     """The same on a terminal and as JSON; exit code 0 while ready, 1 while not, 5 without a sidecar."""
     engine = stub(*SPEC)
     watcher = sidecar(engine.port)
-    watcher.becomes("idle")
+    wait_until(lambda: watcher.probes()[2] == 200)
     shown = run("status", "--url", watcher.url)
     assert shown.returncode == 0
     assert re.search(r"^canary +unproven; the engine does not list its tokens", shown.stdout, re.MULTILINE)
