@@ -20,6 +20,7 @@ from tests.chart.rendering import CHART, HELM, ROOT, Rendered, Values, complete,
 
 PROBES = {"startupProbe", "readinessProbe", "livenessProbe"}
 VERSIONS = ("1.29.0", "1.32.0", "1.35.0")
+MONITORED = {"metrics": CASES["prometheus-rule"]["metrics"] | {"serviceMonitor": {"enabled": True}}}
 CORE = {"apps/v1", "v1", "policy/v1", "networking.k8s.io/v1", "autoscaling/v2"}
 
 
@@ -425,8 +426,7 @@ def test_speculation_that_does_not_pay_is_an_alert(tmp_path: Path) -> None:
     """With the canary pair, an alert fires after 15 minutes of slower tokens with speculation; none while it pays."""
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not installed (apt-get install prometheus)")
-    both = CASES["canary"] | CASES["prometheus-rule"]
-    rule = template(both, "--namespace", "llm").of("PrometheusRule", "chat-specserve-canary")
+    rule = template(CASES["canary"] | MONITORED, "--namespace", "llm").of("PrometheusRule", "chat-specserve-canary")
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rule["spec"]))
     labels = 'namespace="llm", job="{2}", pod="{0}", instance="{0}", model_name="{1}"'
     series = []
@@ -497,10 +497,15 @@ def test_own_rules_take_the_place_of_the_defaults() -> None:
     """Rules of one's own are installed, templates of descriptions included; our series are those of the release."""
     text = 'up / specserve_ready {a="b"} / on (job) model:specserve_x:sum / {__name__=~"specserve_y|specserve_z"}'
     own = {"groups": [{"name": "g", "rules": [{"alert": "A", "expr": text, "annotations": {"d": "{{ $value }}"}}]}]}
-    values = {"metrics": {"prometheusRule": {"enabled": True, "rules": yaml.safe_dump(own)}}}
-    spec = template(values, "--namespace", "llm").of("PrometheusRule")["spec"]
+    metrics = {"prometheusRule": {"enabled": True, "rules": yaml.safe_dump(own)}}
+    monitored = metrics | {"serviceMonitor": {"enabled": True}}
+    spec = template({"metrics": monitored}, "--namespace", "llm").of("PrometheusRule")["spec"]
     job = 'namespace="llm",job=~"chat-specserve|chat-specserve-canary|llm/chat-specserve",'
-    own["groups"][0]["rules"][0]["expr"] = text.replace(' {a="b"}', f'{{{job}a="b"}}').replace("sum", f"sum{{{job}}}")
+    rule = own["groups"][0]["rules"][0]
+    rule["expr"] = text.replace(' {a="b"}', f'{{{job}a="b"}}').replace("sum", f"sum{{{job}}}")
+    assert spec == own
+    spec = template({"metrics": metrics}, "--namespace", "llm").of("PrometheusRule")["spec"]
+    rule["expr"] = rule["expr"].replace(job, 'namespace="llm",')  # whoever scrapes then names the job
     assert spec == own
 
 
@@ -562,7 +567,7 @@ def test_only_v1_is_reachable_from_outside() -> None:
 
 def test_the_rules_are_those_of_the_sidecar() -> None:
     """The PrometheusRule holds the generated rule file, narrowed to the release and otherwise unchanged."""
-    rule = template(CASES["prometheus-rule"], "--namespace", "llm").of("PrometheusRule", "chat-specserve")
+    rule = template(MONITORED, "--namespace", "llm").of("PrometheusRule", "chat-specserve")
     own = 'namespace="llm",job=~"chat-specserve|chat-specserve-canary|llm/chat-specserve",'
     text = json.dumps(rule["spec"]).replace(json.dumps(own)[1:-1], "").replace("{}", "")
     assert json.loads(text) == yaml.safe_load((CHART / "alerts" / "specserve.rules.yaml").read_text())
@@ -572,7 +577,7 @@ def test_rules_are_of_one_release(tmp_path: Path) -> None:
     """Pods of another release raise none of these alerts, and hide no absence; with scale to zero absence is normal."""
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not installed (apt-get install prometheus)")
-    rule = template(CASES["prometheus-rule"], "--namespace", "llm").of("PrometheusRule", "chat-specserve")
+    rule = template(MONITORED, "--namespace", "llm").of("PrometheusRule", "chat-specserve")
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rule["spec"]))
     other = 'namespace="llm", job="other-specserve", pod="p", instance="i", model_name="m"'
     series = [

@@ -27,7 +27,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{/* Matchers of this release's series: the job is the Service's name under a ServiceMonitor, namespace/name under a PodMonitor. */}}
 {{- define "specserve.series" -}}
 {{- $name := include "specserve.name" . -}}
-namespace="{{ .Release.Namespace }}",job=~"{{ $name }}|{{ $name }}-canary|{{ .Release.Namespace }}/{{ $name }}"
+namespace="{{ .Release.Namespace }}"
+{{- /* Whoever scrapes in another way names the job; the namespace is all that is sure then. */}}
+{{- if or .Values.metrics.serviceMonitor.enabled .Values.metrics.podMonitor.enabled -}}
+,job=~"{{ $name }}|{{ $name }}-canary|{{ .Release.Namespace }}/{{ $name }}"
+{{- end }}
 {{- end }}
 
 {{- define "specserve.image" -}}
