@@ -32,7 +32,7 @@ _WORKLOADS = ", ".join(sorted(p.stem for p in (Path(__file__).parents[1] / "benc
     "--arms",
     default="baseline,speculative",
     show_default=True,
-    help="baseline, speculative, or config files; the first is compared with each of the others.",
+    help="baseline, speculative, or config files; the first is compared with each of the others. --set is for all.",
 )
 @click.option("--prompts", default=16, show_default=True, type=click.IntRange(1), help="Requests in one block.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Tokens of an answer; default: the workload's.")
@@ -112,7 +112,7 @@ def _arm(loaded: Loaded, name: str) -> ArmSpec:
     if name == "baseline":
         overrides = (*overrides, "speculative_decoding.enabled=false")
     elif name != "speculative":
-        return ArmSpec(Path(name).stem, load(Path(name), environ=os.environ))
+        return ArmSpec(Path(name).stem, load(Path(name), environ=os.environ, overrides=overrides), overrides)
     return ArmSpec(name, load(loaded.path, environ=os.environ, overrides=overrides), overrides)
 
 
@@ -142,10 +142,18 @@ def _plan(specs: Sequence[ArmSpec], options: dict[str, Any]) -> Plan:
 
 def _workloads(options: dict[str, Any]) -> list[Workload]:
     from specserve.bench import workload
+    from specserve.errors import ConfigError
 
-    found = [workload.builtin(name) for name in options["names"]]
+    found = [workload.builtin(name) for name in dict.fromkeys(options["names"])]
     if options["trace"]:
-        found.append(workload.from_file(options["trace"]))
+        own = workload.from_file(options["trace"])
+        if own.name in options["names"]:
+            raise ConfigError(
+                f"is called like the workload {own.name}; cells are told apart by name",
+                where=str(options["trace"]),
+                fix="rename the file",
+            )
+        found.append(own)
     if not found:
         found = [workload.builtin("code-edit"), workload.builtin("chat")]
     picked = [workload.pick(w, options["prompts"], seed=options["seed"]) for w in found]

@@ -14,7 +14,9 @@ import yaml
 from pydantic_core import SchemaError
 
 from specserve import __version__, cli
+from specserve.commands import bench
 from specserve.commands.options import http_url
+from specserve.config.load import load
 from specserve.engine import introspect
 from specserve.engine.introspect import installed
 
@@ -287,3 +289,20 @@ def test_bad_lines_of_a_trace_are_named(line, message, here, capsys):
     code, _, err = typed("bench ok.yaml --trace trace.jsonl", capsys)
     assert code == 2
     assert err == f"Error: trace.jsonl:2: {message}\n"
+
+
+def test_a_trace_may_not_be_taken_for_a_builtin_workload(here, capsys):
+    """Cells are told apart by the workload's name, so two of one name would be measured as one."""
+    (here / "chat.jsonl").write_text("hello\n")
+    urls = "--url-baseline http://127.0.0.1:9 --url-speculative http://127.0.0.1:9"
+    code, _, err = typed(f"bench ok.yaml --workload chat --trace chat.jsonl {urls}", capsys)
+    assert code == 2
+    assert "chat.jsonl: is called like the workload chat" in err
+
+
+def test_overrides_are_for_every_arm(here):
+    """A port given by --set is the port of an arm that is a file as well."""
+    (here / "other.yaml").write_text(CONFIG)
+    loaded = load(here / "ok.yaml", environ={}, overrides=["server.port=9000"])
+    arms = bench._arms(loaded, "baseline,other.yaml", None, None)
+    assert [a.loaded.settings.server.port for a in arms] == [9000, 9000]
