@@ -44,13 +44,13 @@ class ArmSpec:
 
     def client(self) -> EngineClient:
         """A client of its server."""
-        settings = self.loaded.settings
-        key = settings.server.api_key
-        return EngineClient(
-            self.url or settings.base_url,
-            key.get_secret_value() if key else None,
-            verify=self.verifies,
-        )
+        return EngineClient(self.url or self.loaded.settings.base_url, self.api_key, verify=self.verifies)
+
+    @property
+    def api_key(self) -> str | None:
+        """What its server asks for."""
+        key = self.loaded.settings.server.api_key
+        return key.get_secret_value() if key else None
 
     @property
     def verifies(self) -> bool:
@@ -234,8 +234,7 @@ def search(
     environ: Mapping[str, str],
 ) -> Search:
     """The highest load at which this arm meets the objectives. Raises Unsound when guidellm fails."""
-    key = server.spec.loaded.settings.server.api_key
-    told = {"model": server.model, "api_key": key.get_secret_value() if key else None}
+    told = {"model": server.model, "api_key": server.spec.api_key}
     with tempfile.TemporaryDirectory() as name:  # for us alone: the scenario holds the key
         folder = Path(name)
         scenario = slo.prepare(folder, workload, objectives, probe_seconds, target=server.client.base_url, **told)

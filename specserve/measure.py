@@ -72,12 +72,9 @@ class Bench:
         complete = self._result.complete and not left
         self._result = self._result.model_copy(update={"searches": searches, "complete": complete})
         self._started = self.clock() - (before.blocks[-1].started_seconds if before and before.blocks else 0.0)
-        key = self.specs[0].loaded.settings.server.api_key
         steps = self.plan.steps()
         try:
-            with LoadClient(
-                self.environ, api_key=key.get_secret_value() if key else None, log=self.out / "client.log"
-            ) as load:
+            with LoadClient(self.environ, log=self.out / "client.log") as load:
                 last = {step.arm: step.index for step in steps}
                 for step in left:
                     self.progress.step(step.index, len(steps), f"{step.arm}: {step.workload} x{step.concurrency}")
@@ -231,8 +228,8 @@ def fresh(specs: Sequence[ArmSpec], plan: Plan) -> Result:
 
 
 def _send(load: LoadClient, server: Server, workload: Workload, concurrency: int) -> Measured:
-    url, verify = server.client.base_url, server.spec.verifies
-    return load.run(url, server.model, workload, concurrency=concurrency, verify=verify)
+    url, spec = server.client.base_url, server.spec
+    return load.run(url, server.model, workload, concurrency=concurrency, api_key=spec.api_key, verify=spec.verifies)
 
 
 def gpus_of(spec: ArmSpec, environ: Mapping[str, str]) -> tuple[str | None, int] | None:

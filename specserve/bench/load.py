@@ -34,8 +34,7 @@ class Measured:
 class LoadClient:
     """vLLM's benchmark client in a process of its own; one import, many runs. Use as a context manager."""
 
-    def __init__(self, environ: Mapping[str, str], *, api_key: str | None = None, log: Path | None = None) -> None:
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else None
+    def __init__(self, environ: Mapping[str, str], *, log: Path | None = None) -> None:
         self._log = log.open("ab") if log else subprocess.DEVNULL
         # A worker that answers over pipes and dies with its stdin; it serves nobody, so nothing supervises it.
         self._process = subprocess.Popen(
@@ -71,6 +70,7 @@ class LoadClient:
         workload: Workload,
         *,
         concurrency: int,
+        api_key: str | None = None,
         verify: bool = True,
         timeout_seconds: float = 3600,
     ) -> Measured:
@@ -87,7 +87,7 @@ class LoadClient:
                 "model": model,
                 "concurrency": concurrency,
                 "timed": workload.is_timed,
-                "headers": self._headers,
+                "headers": {"Authorization": f"Bearer {api_key}"} if api_key else None,
                 "verify": verify,
                 "sampling": {"temperature": workload.temperature, "top_p": workload.top_p},
                 "requests": [r.model_dump(exclude_none=True) for r in workload.requests],

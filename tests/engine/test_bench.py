@@ -135,15 +135,19 @@ def test_a_trace_is_replayed_at_its_times(stub: Start, tmp_path: Path) -> None:
     assert all(s.late_seconds is not None and s.late_seconds > -0.25 for b in blocks for s in b.samples)
 
 
-def test_a_certificate_of_our_own_is_not_checked(stub: Start, tmp_path: Path) -> None:
-    """A launched server may have a self-signed certificate; elsewhere such a one is refused."""
+def test_certificates_and_keys_are_those_of_the_arm(stub: Start, tmp_path: Path) -> None:
+    """A launched server may have a self-signed certificate, elsewhere such a one is refused; each has its own key."""
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     argv = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-subj", "/CN=own", "-days", "1", "-nodes"]
     argv += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
     subprocess.run(argv, check=True, capture_output=True)
     url = stub("--ssl-certfile", str(cert), "--ssl-keyfile", str(key), ca=cert)
     short = workload.limit(workload.pick(workload.builtin("chat"), 2, seed=0), 4)
+    locked = stub("--api-key", "k")
     with LoadClient(os.environ) as load:
+        for key in ("k", "another", None):
+            samples = load.run(locked, "stub", short, concurrency=2, api_key=key).samples
+            assert [s.ok for s in samples] == [key == "k"] * 2
         for verify in (True, False):
             samples = load.run(url, "stub", short, concurrency=2, verify=verify).samples
             assert [s.ok for s in samples] == [not verify] * 2
