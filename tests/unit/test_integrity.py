@@ -257,3 +257,16 @@ def test_what_was_pulled_is_found_offline(hub: str, tmp_path: Path, pinned: str)
     assert pulled.returncode == 0, pulled.stderr
     locked = specserve("models", "lock", str(path), HF_HUB_OFFLINE="1", **environ)
     assert locked.returncode == 0, locked.stderr
+
+
+def test_a_branch_that_moved_is_not_taken_for_what_was_checked(hub: str, tmp_path: Path) -> None:
+    """The commit that was asked about and the one that came differ: refused, since nobody checked the second."""
+    code = (
+        "import sys\nfrom specserve.errors import ConfigError\nfrom specserve.pair.pull import to_cache\n"
+        f"to = {{'revision': None, 'token': None}}\nprint(to_cache('org/model', commit='{COMMIT}', **to).name)\n"
+        "try:\n    to_cache('org/model', commit='0' * 40, **to)\nexcept ConfigError as error:\n    sys.exit(str(error))"
+    )
+    environ = os.environ | {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path / "cache")}
+    out = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
+    assert out.stdout.strip() == COMMIT, out.stderr
+    assert f"org/model: main moved from {'0' * 40} to {COMMIT} during the download" in out.stderr
