@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -19,6 +20,7 @@ from specserve.engine import canary, corruption
 from specserve.engine.client import EngineClient, EngineUnreachable
 from specserve.engine.corruption import Judged
 from specserve.sidecar.canaries import Canaries, output_mismatch
+from specserve.sidecar.probe import Scrape
 from specserve.watch import Watch
 
 WORDS = 97
@@ -324,6 +326,28 @@ def test_a_request_that_fails_proves_nothing_about_text(engine):
         if thread.name == "sidecar-comparison":
             thread.join()
     assert canaries.facts() == {}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_canary_that_breaks_off_comes_back_as_no_evidence(engine):
+    """A mistake of our own while it runs: as long as none comes back no other is sent, and it must not look like a
+    stall."""
+    calls = itertools.count()
+
+    def clock() -> float:
+        if next(calls) >= 2:
+            raise RuntimeError("no clock")
+        return 1.0
+
+    client = EngineClient(f"http://127.0.0.1:{engine.server_address[1]}", model="m")
+    canaries = Canaries(client, settings(), alone=False, clock=clock, late=lambda: None)
+    canaries.send(Scrape("ok"))
+    for thread in threading.enumerate():
+        if thread.name == "sidecar-canary":
+            thread.join()
+    back = canaries.collect()
+    assert back is not None
+    assert (back[0].result, back[1]) == ("refused", False)
 
 
 def test_readiness_comes_back_when_the_next_comparison_is_right(engine, tmp_path):
