@@ -9,7 +9,7 @@ from pydantic import Field
 from specserve.config import legacy
 from specserve.config.base import FilePath, Host, Port, Positive, Ratio, Seconds, Secret, Section
 
-Repair = Literal["cpu-speculative-sampling"]
+Repair = Literal["cpu-speculative-sampling", "cpu-yielding"]
 Policy = Literal["warn", "block"]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
@@ -67,8 +67,8 @@ class Engine(Section):
     restart_backoff_seconds: Seconds = Field(2.0, description="First pause before a restart; doubles each time.")
     canary: Canary = Field(default_factory=Canary, description="The check before the server counts as ready.")
     repairs: tuple[Repair, ...] = Field(
-        ("cpu-speculative-sampling",),
-        description="Repairs of known engine defects, applied only where a test shows the defect; [] turns them off.",
+        ("cpu-speculative-sampling", "cpu-yielding"),
+        description="Repairs of known engine defects, applied only where the engine has the defect; [] turns them off.",
     )
     extra_args: dict[str, Any] = Field(
         default_factory=dict,

@@ -148,11 +148,12 @@ def _all_local(settings: Settings) -> bool:
 
 def _marker(settings: Settings, theirs: Mapping[str, str], notes: list[str]) -> dict[str, str]:
     """The variable that lets our plugin act; without it the plugin does nothing."""
-    repairs = ",".join(settings.engine.repairs)
+    repairs = settings.engine.repairs
     plugins = theirs.get("VLLM_PLUGINS")
     if repairs and plugins is not None and "specserve_repairs" not in plugins.split(","):
-        notes.append(f"VLLM_PLUGINS leaves out specserve_repairs, so these repairs are not applied: {repairs}")
-    return {REPAIRS_VARIABLE: repairs} if repairs else {}
+        names = ", ".join(repairs)
+        notes.append(f"VLLM_PLUGINS leaves out specserve_repairs, so these repairs are not applied: {names}")
+    return {REPAIRS_VARIABLE: ",".join(repairs)} if repairs else {}
 
 
 def _preload(machine: Machine, theirs: Mapping[str, str], notes: list[str]) -> dict[str, str]:

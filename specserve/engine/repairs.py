@@ -10,19 +10,32 @@ Temperature, top_p and, as int32, top_k of drafted tokens are then uninitialised
 speculation is garbage, and next to no draft is accepted. Greedy text is not touched. A second defect of the
 same path kills the engine (seen with 0.32): a request with ``top_k`` and without ``top_p`` ends in ``max()`` of an
 empty tensor as soon as a step verifies no draft token, for instance at the request's last token.
+
+``cpu-yielding`` (seen with vLLM 0.32 on Linux 6.18): the engine core and its worker wait for each other by calling
+``sched_yield`` without a pause (``distributed/device_communicators/shm_broadcast.py``). When both share a core, as they
+soon do where there are few, Linux' scheduler loses count of whose turn it is (mended after 6.18 in "sched/fair: Fix
+zero_vruntime tracking" and its fix of 2026-04-05) and every other program on that core stands still, for up to 80 s:
+probes, clients, and the kernel's own workers ("workqueue lockup" in its log). They sleep for a moment instead.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from specserve.engine.environment import requested_repairs
 
 CPU_SPECULATIVE_SAMPLING = "cpu-speculative-sampling"
+CPU_YIELDING = "cpu-yielding"
+PAUSE_SECONDS = 2e-5
+"""Between two looks of a process that waits for another. A step takes milliseconds, and six such waits."""
+_PR_SET_TIMERSLACK = 29
+_SLACK_NANOSECONDS = 1000
 
 # A child of vLLM's logger: written by its handler, with the process named in front.
 _log = logging.getLogger("vllm.specserve")
@@ -31,7 +44,10 @@ _LINE = re.compile(r"specserve repair (?P<name>[a-z0-9-]+): (?P<outcome>applied|
 
 def available_repairs() -> Mapping[str, str]:
     """Repairs that ``engine.repairs`` may name -> what each one repairs."""
-    return {CPU_SPECULATIVE_SAMPLING: "sampled text under speculation on the CPU engine (vllm-project/vllm#55005)"}
+    return {
+        CPU_SPECULATIVE_SAMPLING: "sampled text under speculation on the CPU engine (vllm-project/vllm#55005)",
+        CPU_YIELDING: "other programs that stand still beside the CPU engine, for up to a minute and more",
+    }
 
 
 def applied_in(lines: Iterable[str]) -> tuple[str, ...]:
@@ -46,10 +62,10 @@ def applied_in(lines: Iterable[str]) -> tuple[str, ...]:
 
 def register() -> None:
     """vLLM's plugin hook. May be called more than once."""
-    if CPU_SPECULATIVE_SAMPLING in requested_repairs():
-        outcome = repair_cpu_speculative_sampling()
+    for name, repair in _REPAIRS.items():
+        outcome = repair() if name in requested_repairs() else None
         if outcome is not None:
-            _log.info("specserve repair %s: %s", CPU_SPECULATIVE_SAMPLING, outcome)
+            _log.info("specserve repair %s: %s", name, outcome)
 
 
 def repair_cpu_speculative_sampling() -> str | None:
@@ -156,3 +172,37 @@ def _rebind(broken: Callable[..., None]) -> None:
     bound = getattr(sampler, "expand_kernel", None)
     if getattr(bound, "_impl", None) is broken:  # vllm/triton_utils/dispatcher.py, KernelOverride
         vars(bound).update(_impl=expand, func=expand)
+
+
+def repair_cpu_yielding() -> str | None:
+    """What was done, for the log; None where there is nothing to say (no CPU engine, or repaired already)."""
+    try:
+        from vllm.distributed import utils
+        from vllm.platforms import current_platform
+    except ImportError:
+        return "not applied: this vLLM has no such module"
+    if not current_platform.is_cpu():  # a GPU server has a core for each worker, and microseconds count there
+        return None
+    yields = getattr(utils, "sched_yield", None)
+    if yields is None:
+        return "not applied: this vLLM does not wait so"
+    if yields is pause:
+        return None
+    broadcast = sys.modules.get("vllm.distributed.device_communicators.shm_broadcast")
+    for module in (utils, broadcast):
+        if getattr(module, "sched_yield", None) is yields:
+            vars(module)["sched_yield"] = pause
+    if sys.platform == "linux":  # which by default lets a thread sleep 50 us longer than it asks
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(_SLACK_NANOSECONDS), 0, 0, 0)
+    return "applied"
+
+
+def pause() -> None:
+    """Let others run, and be asleep meanwhile."""
+    time.sleep(PAUSE_SECONDS)
+
+
+_REPAIRS: Mapping[str, Callable[[], str | None]] = {
+    CPU_SPECULATIVE_SAMPLING: repair_cpu_speculative_sampling,
+    CPU_YIELDING: repair_cpu_yielding,
+}

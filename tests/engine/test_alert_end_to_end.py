@@ -120,11 +120,14 @@ def why(hook: Webhook) -> str:
 def test_acceptance_that_falls_and_recovers(engine_server, tmp_path: Path) -> None:
     """A greedy draft accepts little of text sampled at a high temperature: the alert fires; greedy again: it ends."""
     with watched(tmp_path, engine_server.base_url, fire_below=0.35, resolve_above=0.45) as hook:
-        with traffic(engine_server.base_url, temperature=2.0):
-            hears(hook, "firing")
-        with traffic(engine_server.base_url, temperature=0.0):
-            hears(hook, "resolved")
-            wait_for(lambda: why(hook).endswith(": the condition does not hold"), "it ends because acceptance is back")
+        for _ in range(3):
+            with traffic(engine_server.base_url, temperature=2.0):
+                hears(hook, "firing")
+            with traffic(engine_server.base_url, temperature=0.0):
+                hears(hook, "resolved")
+            if not why(hook).endswith(": too few samples in the window"):  # a hole in the traffic: see hears
+                break
+        assert why(hook).endswith(": the condition does not hold")
 
 
 @pytest.mark.parametrize("engine_server", [BAD_DRAFT], indirect=True)

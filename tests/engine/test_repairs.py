@@ -1,4 +1,4 @@
-"""The repair of sampled text under speculation, in the process that it repairs and through a server."""
+"""The repairs, in the process that they repair and through a server."""
 
 from __future__ import annotations
 
@@ -47,10 +47,23 @@ topk_topp_sampler.apply_top_k_only = lambda logits, k: logits
 """
 
 
-def run_in_engine(before: str = "", repairs: str = "cpu-speculative-sampling") -> str:
+WAITING = """
+import logging, os, time
+logging.basicConfig(level=logging.INFO)
+{before}
+from specserve.engine import repairs
+repairs.register(); repairs.register()
+from vllm.distributed.device_communicators import shm_broadcast
+os.sched_yield = lambda: print("yielded")
+time.sleep = lambda seconds: print("slept", seconds)
+shm_broadcast.sched_yield()
+"""
+
+
+def run_in_engine(before: str = "", repairs: str = "cpu-speculative-sampling", code: str = LAUNCH) -> str:
     """What a process with vLLM in it prints and logs after loading our plugin."""
     env = os.environ | {"SPECSERVE_REPAIRS": repairs}
-    code = LAUNCH.format(before=before)
+    code = code.format(before=before)
     done = subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120, check=False
     )
@@ -90,10 +103,27 @@ def test_missing_stand_in_is_no_error():
     assert "specserve repair cpu-speculative-sampling: " in said
 
 
+@pytest.mark.parametrize("before", ["", "import vllm.distributed.device_communicators.shm_broadcast"])
+def test_processes_that_wait_for_each_other_sleep(before):
+    """Loaded before our plugin or after it: vLLM's waiting sleeps, and one line says so."""
+    said = run_in_engine(before, "cpu-yielding", WAITING)
+    assert "slept 2e-05" in said
+    assert "yielded" not in said
+    assert said.count("specserve repair cpu-yielding: applied") == 1
+
+
+def test_waiting_is_left_alone_unasked():
+    """Without its name vLLM yields as ever; this is what the repair is for."""
+    said = run_in_engine(repairs="cpu-speculative-sampling", code=WAITING)
+    assert "yielded" in said
+    assert "slept" not in said
+
+
 @pytest.fixture
 def client(engine_server) -> EngineClient:
-    """Of the tiny pair, which logs that the repair is in force."""
-    assert "specserve repair cpu-speculative-sampling: applied" in engine_server.engine_log_path.read_text()
+    """Of the tiny pair, which logs that the repairs are in force."""
+    repaired = applied_in(engine_server.engine_log_path.read_text().splitlines())
+    assert repaired == ("cpu-speculative-sampling", "cpu-yielding")
     return EngineClient(engine_server.base_url, model="tiny", timeout_seconds=120)
 
 

@@ -46,10 +46,11 @@ def test_version_names_engine_and_repairs(capsys):
     """--version says which engine is beside us and which of its defects we repair."""
     code, out, _ = typed("--version", capsys)
     assert code == 0
-    first, second, third = out.splitlines()
+    first, second, third, fourth = out.splitlines()
     assert first == f"specserve {__version__}"
     assert second.startswith(f"engine    {installed() or 'none here'}")
     assert third.startswith("repair    cpu-speculative-sampling: ")
+    assert fourth.startswith("repair    cpu-yielding: ")
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_cpu_engine_gets_preload_memory_and_repairs(machine):
         "VLLM_NO_USAGE_STATS": "1",
         "LD_PRELOAD": f"{openmp}:{tcmalloc}",
         "VLLM_CPU_KVCACHE_SPACE": "10",
-        "SPECSERVE_REPAIRS": "cpu-speculative-sampling",
+        "SPECSERVE_REPAIRS": "cpu-speculative-sampling,cpu-yielding",
     }
     assert found.notes == (f"preloading {openmp}, {tcmalloc}",)
 
@@ -137,7 +137,7 @@ def test_our_own_variables_stay_with_us(machine):
     environ = {"SPECSERVE_SERVER__API_KEY": "k", "SPECSERVE_REPAIRS": "old", "PATH": "/bin"}
     whole = on_cpu(machine, environ).over(environ)
     assert {n: v for n, v in whole.items() if n.startswith("SPECSERVE_")} == {
-        "SPECSERVE_REPAIRS": "cpu-speculative-sampling"
+        "SPECSERVE_REPAIRS": "cpu-speculative-sampling,cpu-yielding"
     }
     assert whole["PATH"] == "/bin"
 
@@ -153,7 +153,8 @@ def test_plugin_that_is_left_out_is_said(machine):
     """VLLM_PLUGINS without ours is the user's choice; that the repair is then missing is said."""
     notes = on_cpu(machine, {"VLLM_PLUGINS": "other"}).notes
     assert notes[-1] == (
-        "VLLM_PLUGINS leaves out specserve_repairs, so these repairs are not applied: cpu-speculative-sampling"
+        "VLLM_PLUGINS leaves out specserve_repairs, so these repairs are not applied: "
+        "cpu-speculative-sampling, cpu-yielding"
     )
 
 

@@ -489,7 +489,8 @@ FEATURES: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
      {"target": {"tensor_parallel_size": 3},
       "engine": {"extra_args": {"compilation-config": {"pass_config": {"enable_sp": True}}}}}, {}, {}),
     ("remote-weights", {"target": {"path": "s3://bucket/m"}}, {}, {}),
-    ("no-repairs", {"engine": {"repairs": []}}, {}, {}),
+    ("sampling-not-repaired", {"engine": {"repairs": ["cpu-yielding"]}}, {}, {}),
+    ("yielding-not-repaired", {"engine": {"repairs": ["cpu-speculative-sampling"]}}, {}, {}),
     ("hybrid-target", {}, LINEAR, {}),
     ("moe-target", {}, {"num_experts": 64}, {}),
     ("m-rope-target", {}, {"text_config": MROPE}, {}),
@@ -538,7 +539,7 @@ def test_features_that_are_on_by_default_can_be_switched_off() -> None:
 def test_cpu_engine_is_a_feature() -> None:
     """The CPU engine with its repairs switched off is warned about; with them it is fine."""
     off = make(speculative_decoding=spec("ngram"), engine={"repairs": []})
-    assert codes(ask(off, engine=CPU)) == ["known-bad-cpu-sampling"]
+    assert codes(ask(off, engine=CPU)) == ["known-bad-cpu-sampling", "known-bad-cpu-yielding"]
     assert codes(ask(off, engine=GPU)) == []
 
 
