@@ -25,7 +25,8 @@ prints what is in force and who said so.
 `$$` is a dollar sign. A key that ends in `_file` names a file that holds the secret of the key without it, as it is.
 Relative paths start at the working directory, `~` is the home folder. Variables and `--set` take YAML:
 `--set speculative_decoding.schedule='[[1, 8, 4], [9, 64, 0]]'`. Names below `engine.env` keep their case:
-`SPECSERVE_ENGINE__ENV__VLLM_LOGGING_LEVEL=DEBUG`. Unknown keys are refused.
+`SPECSERVE_ENGINE__ENV__VLLM_LOGGING_LEVEL=DEBUG`. An item of a list in the file has its number: `--set
+alerts.notify[0].url=...`, `SPECSERVE_ALERTS__NOTIFY__0__URL`. Unknown keys are refused.
 
 This page is made from the schema by `scripts/update_docs.py`.
 """

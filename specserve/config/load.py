@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from specserve.errors import ConfigError, Problem
 from specserve.log import is_secret_name, secrets_in
 
 PREFIX = "SPECSERVE_"
+_ITEM = re.compile(r"\[(\d+)\]")
 MOST_LISTED = 10
 """Keys that a sentence lists; with more of them it names the page."""
 _NOT_OURS = re.compile(r"_SERVICE_(HOST|PORT)|_PORT(_\d+_(TCP|UDP|SCTP)|=\w+://)|^SPECSERVE_(REPAIRS|CACHE)=")
@@ -57,20 +59,32 @@ class _Cascade:
     values: dict[str, Any]
     places: dict[KeyPath, str] = field(default_factory=dict)
 
-    def put(self, path: Sequence[str], value: Any, place: str) -> None:
+    def resolve(self, path: Sequence[str]) -> tuple[KeyPath, str | None]:
+        """The path with a number where it names an item of a list that is there, or what is wrong with it."""
+        here: Any = self.values
+        out: KeyPath = ()
+        for part in path:
+            if isinstance(here, list) and not (part.isdecimal() and int(part) < len(here)):
+                held = {0: "nothing", 1: "item 0 alone"}.get(len(here), f"items 0 to {len(here) - 1}")
+                return out, f"'{dotted(out)}' is a list with {held}; there is no '{part}' in it"
+            out = (*out, int(part) if isinstance(here, list) else part)
+            here = _inside(here, out[-1])
+        return out, None
+
+    def put(self, path: KeyPath, value: Any, place: str) -> None:
         """Set one value over what is there; a mapping merges into a mapping."""
-        here = self.values
-        for part in path[:-1]:
-            nested = here.get(part)
-            if not isinstance(nested, dict):
+        here: Any = self.values
+        for part, following in pairwise(path):
+            nested = _inside(here, part)
+            if not isinstance(nested, list if isinstance(following, int) else dict):
                 nested = here[part] = {}
             here = nested
-        if isinstance(value, dict) and isinstance(here.get(path[-1]), dict):
+        if isinstance(value, dict) and isinstance(_inside(here, path[-1]), dict):
             for key, item in value.items():
-                self.put([*path, key], item, place)
+                self.put((*path, key), item, place)
             return
         here[path[-1]] = value
-        self.places[tuple(path)] = place
+        self.places[path] = place
 
     def place(self, path: KeyPath) -> str:
         """Where the value at this path was set: the longest known prefix wins."""
@@ -93,13 +107,17 @@ def load(path: Path, *, environ: Mapping[str, str], overrides: Sequence[str] = (
     problems = list(doc.problems)
     warnings: list[Problem] = []
     for entry in [*_from_environment(environ, warnings), *_from_overrides(overrides, problems)]:
-        value, said = read_value(entry.text, tuple(entry.path), entry.place, environ)
+        key_path, wrong = cascade.resolve(entry.path)
+        if wrong is not None:
+            problems.append(Problem(wrong, entry.place, fix=f"give the whole list as '{dotted(key_path)}'"))
+            continue
+        value, said = read_value(entry.text, key_path, entry.place, environ)
         problems += said.problems
         if value is None and not entry.text.strip() and is_secret_name(entry.path[-1]):
             value = ""  # whoever sets a secret wants one
         cascade.doc.written |= said.written
         if value is not None or not said.problems:
-            cascade.put(entry.path, value, entry.place)
+            cascade.put(key_path, value, entry.place)
     settings = _validate(cascade, problems)
     if settings is None:
         raise ConfigError(_unique(problems))
@@ -164,7 +182,8 @@ def _from_overrides(overrides: Sequence[str], problems: list[Problem]) -> Iterat
             problems.append(Problem("is not KEY=VALUE", f"--set {text}", fix="e.g. --set server.port=9000"))
             continue
         own = _own_name(path)
-        yield _Entry([*path[:own], *filter(None, [".".join(path[own:])])], value, f"--set {key.strip()}")
+        keys = _ITEM.sub(r".\1", ".".join(path[:own])).split(".")
+        yield _Entry([*keys, *filter(None, [".".join(path[own:])])], value, f"--set {key.strip()}")
 
 
 def _validate(cascade: _Cascade, problems: list[Problem]) -> Settings | None:
@@ -304,6 +323,13 @@ def _sources(cascade: _Cascade) -> dict[str, str]:
 
     walk(cascade.values, ())
     return out
+
+
+def _inside(values: Any, key: str | int) -> Any:
+    """What a mapping or a list holds at a key; None where it has none."""
+    if isinstance(values, list):
+        return values[key] if isinstance(key, int) else None
+    return values.get(key) if isinstance(values, dict) else None
 
 
 def _unique(problems: Sequence[Problem]) -> list[Problem]:

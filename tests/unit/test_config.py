@@ -131,6 +131,42 @@ def test_bad_environment_and_flags_name_themselves(tmp_path: Path) -> None:
     ]
 
 
+def test_items_of_lists_are_set_by_number(tmp_path: Path) -> None:
+    """As `config show` writes them, with dots, or in a variable's name; nested lists too; the source is told."""
+    text = NGRAM + "  schedule: [[1, 8, 4], [9, 64, 0]]\nalerts:\n  notify:\n    - {type: webhook, url: http://h}\n"
+    loaded = load_text(
+        tmp_path,
+        text,
+        "speculative_decoding.schedule.0.2=3",
+        "alerts.notify[0].url=http://flag",
+        SPECSERVE_ALERTS__NOTIFY__0__SECRET="007",
+    )
+    (webhook,) = loaded.settings.alerts.notify
+    assert webhook.url == "http://flag"
+    assert webhook.secret.get_secret_value() == "007"
+    assert loaded.settings.speculative_decoding.schedule == [(1, 8, 3), (9, 64, 0)]
+    assert loaded.sources["alerts.notify[0].url"] == "--set alerts.notify[0].url"
+    assert loaded.sources["alerts.notify[0].type"] == f"{tmp_path / 'config.yaml'}:9"
+
+
+def test_an_item_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """A number beyond the list, or a key in its place, never makes a mapping of the list."""
+    with pytest.raises(ConfigError) as caught:
+        load_text(
+            tmp_path,
+            NGRAM + "alerts:\n  notify:\n    - {type: webhook, url: http://h}\n",
+            "alerts.notify[1].url=http://x",
+            "alerts.notify.url=http://x",
+        )
+    assert [(p.where, p.message, p.fix) for p in caught.value.problems] == [
+        (f"--set {key}", message, "give the whole list as 'alerts.notify'")
+        for key, message in [
+            ("alerts.notify[1].url", "'alerts.notify' is a list with item 0 alone; there is no '1' in it"),
+            ("alerts.notify.url", "'alerts.notify' is a list with item 0 alone; there is no 'url' in it"),
+        ]
+    ]
+
+
 def test_secrets_come_from_files_and_are_never_shown(tmp_path: Path) -> None:
     """A *_file is read into its secret; show and repr say *** only."""
     (tmp_path / "key").write_text("tops3cret\n")
