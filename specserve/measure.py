@@ -64,7 +64,7 @@ class Bench:
 
     def run(self, before: Result | None = None) -> Result:
         """Measure every block that ``before`` does not hold. Raises Interrupted with what was measured on disk."""
-        self._result = before or fresh(self.specs, self.plan)
+        self._result = before or fresh(self.specs, self.plan, together=self.together)
         left = self.plan.left(self._result.blocks) or ()
         if before is not None and before.complete and not left and not self.objectives:
             return before
@@ -211,7 +211,7 @@ class Bench:
         return out
 
 
-def fresh(specs: Sequence[ArmSpec], plan: Plan) -> Result:
+def fresh(specs: Sequence[ArmSpec], plan: Plan, *, together: bool = False) -> Result:
     """A result with nothing measured yet."""
     installed = introspect.installed()
     return Result(
@@ -221,6 +221,7 @@ def fresh(specs: Sequence[ArmSpec], plan: Plan) -> Result:
         machine=machine(),
         title=specs[-1].loaded.path.stem,
         arms=[Arm(name=s.name, config=_config(s), **masked({"url": s.url})) for s in specs],
+        together=together,
         workloads={w.name: w.digest for w in plan.workloads},
         blocks=[],
         complete=False,

@@ -149,6 +149,7 @@ class Result(_Record):
     machine: dict[str, Any] = Field(default_factory=dict)
     title: str = ""
     arms: list[Arm] = Field(min_length=1)
+    together: bool = Field(False, description="Whether both arms ran all the time, side by side.")
     workloads: dict[str, str] = Field(default_factory=dict, description="Name -> SHA-256 of all that was sent.")
     blocks: list[Block]
     order: list[str] = Field(default_factory=list, description="What happened, in order: starts, stops, blocks.")
@@ -172,6 +173,7 @@ def differences(old: Result, new: Result) -> list[tuple[str, str, str]]:
 
 def _identity(of: Result) -> dict[str, Any]:
     found = {"arms": ", ".join(a.name for a in of.arms), "engine": of.engine, "gpus": of.machine.get("gpus")}
+    found["--together"] = "given" if of.together else "not given"
     found |= {f"prompts of {name}": digest[:12] for name, digest in of.workloads.items()}
     for arm in of.model_dump(mode="json")["arms"]:
         found |= {f"{arm['name']}: {k}": v for k, v in arm["config"].items() if k.startswith(_SHAPES)}

@@ -68,7 +68,7 @@ def bench(loaded: Loaded, output: str, out: Path, resume: bool, **options: Any) 
     if objectives:
         arm.guidellm(os.environ)  # before minutes are spent: is it installed?
     out.mkdir(parents=True, exist_ok=True)
-    before = _before(out, resume, specs, plan)
+    before = _before(out, resume, measure.fresh(specs, plan, together=options["together"]), plan)
     for spec in specs:
         if spec.url is None:  # both arms, before minutes are spent on the first
             preflight.require(preflight.run(spec.loaded, environ=os.environ))
@@ -178,8 +178,7 @@ def _numbers(text: str) -> tuple[int, ...]:
     return numbers
 
 
-def _before(out: Path, resume: bool, specs: Sequence[ArmSpec], plan: Plan) -> Result | None:
-    from specserve import measure
+def _before(out: Path, resume: bool, now: Result, plan: Plan) -> Result | None:
     from specserve.bench import result
     from specserve.errors import ConfigError
 
@@ -191,7 +190,7 @@ def _before(out: Path, resume: bool, specs: Sequence[ArmSpec], plan: Plan) -> Re
             "already holds a result", where=str(out), fix="give another --out, or --resume to add what it lacks"
         )
     before = result.read(path)
-    facts = result.differences(before, measure.fresh(specs, plan))
+    facts = result.differences(before, now)
     if plan.left(before.blocks) is None:
         facts.append(("blocks", "then in another order, or more", "now as --workload, --concurrency and --repeat say"))
     if facts:

@@ -391,6 +391,8 @@ def test_only_the_same_benchmark_is_resumed(tmp_path: Path) -> None:
         ("on: speculative_decoding.num_speculative_tokens", "then not set", "now 7"),
         ("on: url", "then None", "now http://b:1"),
     ]
+    side_by_side = again().model_copy(update={"together": True})
+    assert differences(again(), side_by_side) == [("--together", "then not given", "now given")]
     ((what, _, _),) = differences(again(), again(seed=1))
     assert what == "prompts of chat"
 
