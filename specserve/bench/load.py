@@ -19,6 +19,8 @@ from specserve.bench.result import Sample
 from specserve.bench.workload import Request, Workload
 from specserve.errors import Unsound
 
+LOOK_SECONDS = 1.0
+"""Longest wait at a time: an interrupt that another thread is given does not wake the one that waits."""
 IMPORT_SECONDS = 180.0
 """Longest time for the client's import of vLLM: 12 s on a quiet machine, far more on a busy or cold one."""
 
@@ -127,9 +129,11 @@ class LoadClient:
         descriptor = self._process.stdout.fileno()
         while b"\n" not in self._buffer:
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([descriptor], [], [], left)[0]:
+            if left <= 0:
                 self._process.kill()
                 raise Unsound(f"the benchmark client gave no answer in {timeout_seconds:.0f} s")
+            if not select.select([descriptor], [], [], min(left, LOOK_SECONDS))[0]:
+                continue
             piece = os.read(descriptor, 1 << 16)
             if not piece:
                 raise self._gone()

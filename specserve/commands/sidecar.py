@@ -28,7 +28,7 @@ def sidecar(context: click.Context, *, loaded: Loaded, engine_url: str | None) -
     import queue
 
     from specserve import log, watch
-    from specserve.supervise.supervisor import captured_signals
+    from specserve.supervise.supervisor import captured_signals, next_signal
 
     log.setup(debug=bool((context.obj or {}).get("debug")), secrets=loaded.secrets())
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -41,7 +41,7 @@ def sidecar(context: click.Context, *, loaded: Loaded, engine_url: str | None) -
         ).start()
         click.echo(f"sidecar at {running.url}, watching {running.engine_url}")
         try:
-            signals.get()
+            next_signal(signals)
         finally:
             running.stop()
 

@@ -1,7 +1,9 @@
 """The loop: wait for a signal or a tick, poll the child, ask whether it serves, advance the machine, act.
 
 Signal handlers only put the number on a queue; everything else happens in the loop. A blocked
-``SimpleQueue.get`` returns at once when a handler puts something, which waiting on an Event does not.
+``SimpleQueue.get`` returns at once when a handler puts something, which waiting on an Event does not. Nothing waits
+without an end: a thread that is just starting another may be given the signal, Python runs the handler in the main
+thread only, and does not wake it for that.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -189,6 +191,13 @@ def captured_signals(into: queue.SimpleQueue[Any]) -> Iterator[None]:
     finally:
         for number, old in previous.items():
             signal.signal(number, old)
+
+
+def next_signal(captured: queue.SimpleQueue[int]) -> int:
+    """Wait for the next of `captured_signals`. Looks up at every tick, for the reason above."""
+    while True:
+        with suppress(queue.Empty):
+            return captured.get(timeout=TICK_SECONDS)
 
 
 def listen(numbers: Iterable[signal.Signals], heard: Callable[[], None]) -> None:

@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import errno
 import os
+import queue
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+from specserve.bench.load import LoadClient
 from specserve.supervise import state
 from specserve.supervise.child import Child
 from specserve.supervise.state import State
-from specserve.supervise.supervisor import STOP_SIGNALS, Hooks, Supervisor
+from specserve.supervise.supervisor import STOP_SIGNALS, Hooks, Supervisor, captured_signals, next_signal
+
+
+@contextmanager
+def given_to_another_thread(number: signal.Signals) -> Iterator[None]:
+    """A signal that the kernel does not give to the main thread, while that one waits."""
+    timer = threading.Timer(0.3, lambda: signal.pthread_kill(threading.get_ident(), number))
+    timer.start()
+    yield
+    timer.join()
+
 
 LIMITS = state.Limits(start_timeout_seconds=10, drain_timeout_seconds=5)
 
@@ -93,3 +108,20 @@ def test_a_signal_is_heard_although_a_check_hangs_and_the_old_handlers_come_back
         Supervisor(hooks, LIMITS, tick_seconds=3600).run()
     release.set()
     assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
+
+
+def test_a_signal_that_another_thread_is_given_is_heard():
+    """The kernel may give it to a thread that is just starting another; the main thread notices all the same."""
+    signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+    with captured_signals(signals), given_to_another_thread(signal.SIGTERM):
+        assert next_signal(signals) == signal.SIGTERM
+
+
+def test_an_interrupt_that_another_thread_is_given_ends_a_benchmark(tmp_path: Path, monkeypatch):
+    """The same while the benchmark client works, which may be for an hour."""
+    silent = tmp_path / "python"
+    silent.write_text("#!/bin/sh\nexec cat\n")
+    silent.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(silent))
+    with LoadClient(os.environ) as load, given_to_another_thread(signal.SIGINT), pytest.raises(KeyboardInterrupt):
+        load.wait_ready()

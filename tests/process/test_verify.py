@@ -27,9 +27,15 @@ CONFIG = (
     "server: {served_model_name: stub}\nmodels: {target_model: {path: /m}}\nspeculative_decoding: {method: ngram}\n"
 )
 
-PYTHON = """#!/bin/sh
-# python, but `python -m specserve launch` is that of the driver: with the stub in the engine's place
-case "$3" in launch) shift 3; exec {python} {driver} "$@" {flags};; *) exec {python} "$@";; esac
+PYTHON = r"""#!/bin/sh
+# python, but `python -m specserve launch` is that of the driver, with the stub in the engine's place. vLLM may not be
+# here and takes long to import: it does not say what it supports, and its benchmark client sends nothing.
+case "$2 $3" in
+"specserve launch") shift 3; exec {python} {driver} "$@" {flags};;
+*/probe_vllm.py\ *) echo "[]" > "$3";;
+"specserve.bench.client_worker ") echo "{{}}"; exec cat;;
+*) exec {python} "$@";;
+esac
 """
 LAUNCHING = "import sys; sys.executable = sys.argv.pop(1); from specserve import cli; cli.main()"
 LAUNCHED = """
