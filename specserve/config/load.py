@@ -22,9 +22,9 @@ from specserve.errors import ConfigError, Problem
 from specserve.log import is_secret_name, secrets_in
 
 PREFIX = "SPECSERVE_"
-_ITEM = re.compile(r"\[(\d+)\]")
 MOST_LISTED = 10
 """Keys that a sentence lists; with more of them it names the page."""
+_ITEM = re.compile(r"\[(\d+)\]")
 _NOT_OURS = re.compile(r"_SERVICE_(HOST|PORT)|_PORT(_\d+_(TCP|UDP|SCTP)|=\w+://)|^SPECSERVE_(REPAIRS|CACHE)=")
 """NAME=VALUE with which Kubernetes describes a Service named ``specserve`` to every pod: they look like ours."""
 
@@ -64,7 +64,7 @@ class _Cascade:
         here: Any = self.values
         out: KeyPath = ()
         for part in path:
-            if isinstance(here, list) and not (part.isdecimal() and int(part) < len(here)):
+            if isinstance(here, list) and part not in map(str, range(len(here))):
                 held = {0: "nothing", 1: "item 0 alone"}.get(len(here), f"items 0 to {len(here) - 1}")
                 return out, f"'{dotted(out)}' is a list with {held}; there is no '{part}' in it"
             out = (*out, int(part) if isinstance(here, list) else part)

@@ -13,9 +13,10 @@ empty tensor as soon as a step verifies no draft token, for instance at the requ
 
 ``cpu-yielding`` (seen with vLLM 0.32 on Linux 6.18): the engine core and its worker wait for each other by calling
 ``sched_yield`` without a pause (``distributed/device_communicators/shm_broadcast.py``). When both share a core, as they
-soon do where there are few, Linux' scheduler loses count of whose turn it is (mended after 6.18 in "sched/fair: Fix
-zero_vruntime tracking" and its fix of 2026-04-05) and every other program on that core stands still, for up to 80 s:
-probes, clients, and the kernel's own workers ("workqueue lockup" in its log). They sleep for a moment instead.
+soon do where there are few, every other program on that core stands still, for up to 80 s: probes, clients, and the
+kernel's own workers ("workqueue lockup" in its log). That was measured, with yielding and without; why is not proven,
+but Linux' scheduler had such faults ("sched/fair: Fix zero_vruntime tracking" of 2026-02-09 and its fix of 2026-04-05;
+read 2026-11-30). They sleep for a moment instead.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from specserve.engine.environment import requested_repairs
 CPU_SPECULATIVE_SAMPLING = "cpu-speculative-sampling"
 CPU_YIELDING = "cpu-yielding"
 PAUSE_SECONDS = 2e-5
-"""Between two looks of a process that waits for another. A step takes milliseconds, and six such waits."""
+"""Between two looks of a process that waits for another. A step takes milliseconds."""
 _PR_SET_TIMERSLACK = 29
 _SLACK_NANOSECONDS = 1000
 

@@ -26,8 +26,10 @@ def given_to_another_thread(number: signal.Signals) -> Iterator[None]:
     """A signal that the kernel does not give to the main thread, while that one waits."""
     timer = threading.Timer(0.3, lambda: signal.pthread_kill(threading.get_ident(), number))
     timer.start()
-    yield
-    timer.join()
+    try:
+        yield
+    finally:
+        timer.join()  # else it might come when nobody waits for it any more
 
 
 LIMITS = state.Limits(start_timeout_seconds=10, drain_timeout_seconds=5)

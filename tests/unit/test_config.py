@@ -157,8 +157,11 @@ def test_an_item_that_is_not_there_is_named(tmp_path: Path) -> None:
             NGRAM + "alerts:\n  notify:\n    - {type: webhook, url: http://h}\n",
             "alerts.notify[1].url=http://x",
             "alerts.notify.url=http://x",
+            f"alerts.notify.{'9' * 5000}.url=http://x",  # more digits than int() takes
         )
-    assert [(p.where, p.message, p.fix) for p in caught.value.problems] == [
+    *problems, digits = caught.value.problems
+    assert digits.message.endswith("9' in it")
+    assert [(p.where, p.message, p.fix) for p in problems] == [
         (f"--set {key}", message, "give the whole list as 'alerts.notify'")
         for key, message in [
             ("alerts.notify[1].url", "'alerts.notify' is a list with item 0 alone; there is no '1' in it"),
