@@ -16,8 +16,8 @@ import requests
 
 from specserve.config.load import load
 from specserve.config.schema import Settings
-from specserve.engine import metrics
-from specserve.engine.client import Chunk, EngineClient
+from specserve.engine.http import metrics
+from specserve.engine.http.client import Chunk, EngineClient
 from specserve.errors import SpecserveError
 
 QUESTION = """Proofread this text and write it again:

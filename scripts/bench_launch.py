@@ -39,7 +39,7 @@ import psutil
 from models import text
 
 from specserve.bench import workload
-from specserve.engine.client import EngineClient, EngineError, Streamed, collect
+from specserve.engine.http.client import EngineClient, EngineError, Streamed, collect
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ROOT / "configs" / "tiny-pair.yaml"

@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 from specserve.alert import builtin  # noqa: E402
 from specserve.alert.evaluate import Evaluator  # noqa: E402
 from specserve.config.schema import Settings  # noqa: E402
-from specserve.engine.metrics import parse  # noqa: E402
+from specserve.engine.http.metrics import parse  # noqa: E402
 from specserve.sidecar.collector import exposition  # noqa: E402
 from specserve.sidecar.observer import Observer  # noqa: E402
 from specserve.sidecar.probe import Scrape  # noqa: E402

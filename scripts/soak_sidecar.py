@@ -26,8 +26,8 @@ sys.path.insert(0, str(ROOT))
 from specserve.alert import builtin  # noqa: E402
 from specserve.alert.evaluate import Evaluator  # noqa: E402
 from specserve.config.schema import Settings  # noqa: E402
-from specserve.engine.metrics import MetricsError, parse  # noqa: E402
-from specserve.families import key  # noqa: E402
+from specserve.engine.http.metrics import MetricsError, parse  # noqa: E402
+from specserve.metric_families import key  # noqa: E402
 from specserve.sidecar.observer import Observer  # noqa: E402
 from specserve.sidecar.probe import Scrape  # noqa: E402
 from tests.virtual_engine import VirtualEngine  # noqa: E402

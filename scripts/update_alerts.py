@@ -9,7 +9,7 @@ from specserve.alert import messages
 from specserve.alert.builtin import Definition, Thresholds, definitions, fill, thresholds
 from specserve.alert.prometheus import inhibit_rules, short_duration
 from specserve.config.alerting import Alerts
-from specserve.families import FAMILIES
+from specserve.metric_families import FAMILIES
 
 PATH = Path(__file__).parents[1] / "docs" / "alerts.md"
 HEAD = """\

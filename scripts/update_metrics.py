@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specserve.families import CONDITIONS, FAMILIES, STATES, WINDOWS, window_label
+from specserve.metric_families import CONDITIONS, FAMILIES, STATES, WINDOWS, window_label
 
 PATH = Path(__file__).parents[1] / "docs" / "metrics.md"
 HEAD = """# Metrics
 
-Written by `scripts/update_metrics.py` from `specserve/families.py`.
+Written by `scripts/update_metrics.py` from `specserve/metric_families.py`.
 
 The sidecar serves them on `/metrics` (port 9400) as `text/plain; version=0.0.4`, whatever a scraper asks for. Every
 sample carries one more label, `model_name`, the name that clients send. A family of which nothing is known has no

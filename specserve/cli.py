@@ -28,8 +28,8 @@ def _version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
     """Print our version, the engine beside us, and the repairs we carry for it; no vLLM is imported."""
     if not wanted or context.resilient_parsing:
         return
-    from specserve.engine.introspect import installed
-    from specserve.engine.repairs import available_repairs
+    from specserve.engine.inside.repairs import available_repairs
+    from specserve.engine.installed.introspect import installed
 
     click.echo(f"specserve {__version__}")
     click.echo(f"engine    {installed() or 'none here; pip install specserve[gpu] or specserve[cpu]'}")

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from specserve.engine.metrics import MetricsError, parse
+from specserve.engine.http.metrics import MetricsError, parse
 from specserve.sidecar.observer import Observation, Observer
 from specserve.sidecar.probe import Scrape
 

@@ -8,11 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from specserve.checkpoint.facts import ModelFacts
 from specserve.config.schema import Settings
-from specserve.gpu import Device
-from specserve.pair import overhead, vram
-from specserve.pair.capacities import cuda_bytes
-from specserve.pair.facts import ModelFacts
+from specserve.gpu.devices import Device
+from specserve.memory import overhead
+from specserve.memory import plan as vram
+from specserve.memory.gpus import cuda_bytes
 from specserve.units import GIB
 
 DATA = Path(__file__).parent / "data" / "vram_cases.json"

@@ -17,7 +17,7 @@ from specserve.config.alerting import Above, AcceptanceRate, Alerts, Below, Cust
 from specserve.config.base import Section
 from specserve.config.schema import Settings
 from specserve.config.speculation import WITHOUT_DRAFT
-from specserve.families import FAMILIES, window_label
+from specserve.metric_families import FAMILIES, window_label
 
 
 class GuardText(Section):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from specserve.alert.rules import Instance, Labels, Observation, Reason, Rule, State, advance, observe
-from specserve.families import Readings, key
+from specserve.metric_families import Readings, key
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from specserve.errors import ConfigError, Problem
-from specserve.families import FAMILIES
+from specserve.metric_families import FAMILIES
 
 _STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'|`[^`]*`|#[^\n]*')
 """And comments."""

@@ -23,7 +23,7 @@ from specserve.alert import messages
 from specserve.alert.evaluate import Alert
 from specserve.alert.rules import State
 from specserve.config.alerting import AlertmanagerReceiver, Receiver, SlackReceiver, WebhookReceiver
-from specserve.families import key
+from specserve.metric_families import key
 
 _LOG = logging.getLogger(__name__)
 _TIMEOUT = (3.0, 5.0)

@@ -13,7 +13,7 @@ import yaml
 
 from specserve.alert.builtin import Definition, Thresholds, definitions, fill, runbook_url, thresholds
 from specserve.config.alerting import Alerts
-from specserve.families import window_label
+from specserve.metric_families import window_label
 
 BY = {"model": "namespace, job, model_name", "instance": "namespace, job, pod, instance, model_name"}
 """Labels that remain. namespace and pod exist in Kubernetes only; elsewhere they are empty and harmless."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Literal
 
-from specserve.families import FAMILIES, Readings, key, labels_of
+from specserve.metric_families import FAMILIES, Readings, key, labels_of
 
 Labels = tuple[tuple[str, str], ...]
 """Label pairs sorted by name: hashable, and the identity of an alert together with its name."""

@@ -8,7 +8,7 @@ from specserve.bench import judge
 from specserve.bench.judge import Cell
 from specserve.bench.result import Answers, Result, Search
 from specserve.config.speculation import SpeculativeDecoding
-from specserve.engine.args import WIDEST_STEP
+from specserve.engine.command.args import WIDEST_STEP
 
 LATER = 1.1
 """A first token that comes more than a tenth later is worth a sentence."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
 from specserve.bench.result import Answers, Block
-from specserve.engine.corruption import CLEAR_GAP_NATS
+from specserve.engine.canary.corruption import CLEAR_GAP_NATS
 
 Scorer = Callable[[str, str], list[float] | None]
 """(prompt id, text) -> distance of each token to the target's best one, in nats; None when it cannot be scored."""

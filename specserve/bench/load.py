@@ -40,7 +40,7 @@ class LoadClient:
         self._log = log.open("ab") if log else subprocess.DEVNULL
         # A worker that answers over pipes and dies with its stdin; it serves nobody, so nothing supervises it.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "specserve.bench.client_worker"],
+            [sys.executable, "-m", "specserve.engine.inside.client_worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

@@ -71,7 +71,7 @@ def inhibit() -> None:
 @alerts.command()
 def metrics() -> None:
     """Print the metrics that a custom rule may use, with their labels."""
-    from specserve.families import FAMILIES
+    from specserve.metric_families import FAMILIES
 
     for family in FAMILIES.values():
         click.echo(family.name + ("{" + ", ".join(family.labels) + "}" if family.labels else ""))
@@ -89,7 +89,7 @@ def lint(rules_file: str, urls: tuple[str, ...]) -> None:
     specserve alerts lint my.rules.yaml --url http://127.0.0.1:8000
     """
     from specserve.alert.lint import exported, problems
-    from specserve.engine.client import EngineClient
+    from specserve.engine.http.client import EngineClient
     from specserve.errors import ConfigError
 
     present = {name for url in urls for name in exported(EngineClient(url).metrics_text())}

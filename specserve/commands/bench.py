@@ -12,12 +12,12 @@ import click
 from specserve.commands.options import config_command, format_option, http_url, interruptible
 
 if TYPE_CHECKING:
-    from specserve.arm import ArmSpec
+    from specserve.app.arm import ArmSpec
+    from specserve.app.bench import Progress
     from specserve.bench.plan import Plan
     from specserve.bench.result import Result
     from specserve.bench.workload import Workload
     from specserve.config.load import Loaded
-    from specserve.measure import Progress
 
 _WORKLOADS = ", ".join(sorted(p.stem for p in (Path(__file__).parents[1] / "bench" / "workloads").glob("*.yaml")))
 
@@ -56,8 +56,10 @@ def bench(loaded: Loaded, output: str, out: Path, resume: bool, **options: Any) 
     """
     import os
 
-    from specserve import arm, gpu, measure, preflight
+    from specserve.app import arm, preflight
+    from specserve.app import bench as measure
     from specserve.bench import slo
+    from specserve.gpu import devices as gpu
 
     specs = _arms(loaded, options["arms"], options["url_baseline"], options["url_speculative"])
     if options["together"]:
@@ -89,7 +91,7 @@ def bench(loaded: Loaded, output: str, out: Path, resume: bool, **options: Any) 
 
 
 def _arms(loaded: Loaded, names: str, url_off: str | None, url_on: str | None) -> list[ArmSpec]:
-    from specserve.arm import ArmSpec
+    from specserve.app.arm import ArmSpec
     from specserve.errors import ConfigError
 
     if (url_off is None) != (url_on is None):
@@ -105,7 +107,7 @@ def _arms(loaded: Loaded, names: str, url_off: str | None, url_on: str | None) -
 def _arm(loaded: Loaded, name: str) -> ArmSpec:
     import os
 
-    from specserve.arm import ArmSpec
+    from specserve.app.arm import ArmSpec
     from specserve.config.load import load
 
     overrides = loaded.overrides
@@ -311,7 +313,7 @@ class _Display:
 
     def progress(self) -> Progress:
         """The callables that the benchmark wants."""
-        from specserve.measure import Progress
+        from specserve.app.bench import Progress
 
         return Progress(step=self._step, note=self._note)
 

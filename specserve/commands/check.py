@@ -16,10 +16,10 @@ from specserve.commands.options import config_command, format_option
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from specserve.app.preflight import PreflightReport
+    from specserve.checkpoint import lock as integrity
     from specserve.config.load import Loaded
     from specserve.config.schema import Settings
-    from specserve.pair import integrity
-    from specserve.preflight import PreflightReport
 
 _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 
@@ -33,7 +33,7 @@ def check(loaded: Loaded, output: str, skip: tuple[str, ...]) -> None:
 
     Target against draft, what the installed vLLM supports, memory. No GPU is needed. Exit code 3 when refused.
     """
-    from specserve import preflight
+    from specserve.app import preflight
     from specserve.errors import ExitCode
 
     with hashing() as progress:

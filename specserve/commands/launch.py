@@ -18,10 +18,10 @@ from specserve.commands.options import config_command, format_option
 if TYPE_CHECKING:
     from rich.status import Status
 
+    from specserve.app.launch import Launch
+    from specserve.checkpoint.lock import Progress
     from specserve.config.load import Loaded
     from specserve.findings import Finding
-    from specserve.launching import Launch
-    from specserve.pair.integrity import Progress
     from specserve.supervise.report import Reporter, Serving
     from specserve.supervise.state import State
 
@@ -59,7 +59,7 @@ def launch(
     """
     import os
 
-    from specserve import launching
+    from specserve.app import launch as launching
     from specserve.errors import ConfigError
 
     if dry_run:
@@ -83,7 +83,7 @@ def show(planned: Launch, output: str) -> None:
     """The command on stdout, for a shell or as JSON, which is a YAML list too; notes on stderr."""
     import json
 
-    from specserve.engine.args import redacted, shell_line
+    from specserve.engine.command.args import redacted, shell_line
 
     for note in planned.notes:
         click.echo(note, err=True)
@@ -103,7 +103,8 @@ def run(
     """Clear the way, plan and run, with this terminal as the reporter."""
     import os
 
-    from specserve import log, serve
+    from specserve import log
+    from specserve.app import serve
 
     with Display(animated=sys.stdout.isatty() and sys.stderr.isatty(), ready_file=ready_file) as display:
         # After the display, which puts log lines above its moving line.

@@ -11,10 +11,10 @@ from specserve.commands.check import hashing
 from specserve.commands.options import config_command
 
 if TYPE_CHECKING:
+    from specserve.checkpoint.facts import ModelFacts
     from specserve.config.load import Loaded
     from specserve.config.schema import Settings
     from specserve.findings import Finding
-    from specserve.pair.facts import ModelFacts
 
 
 @click.group("models")
@@ -26,7 +26,7 @@ def models() -> None:
 @config_command
 def lock(loaded: Loaded) -> None:
     """Write sizes and SHA-256 of both models to CONFIG's .lock.json."""
-    from specserve.pair import integrity
+    from specserve.checkpoint import lock as integrity
 
     with hashing() as progress:
         manifest = integrity.lock(_facts(loaded.settings), progress)
@@ -43,8 +43,8 @@ def verify(loaded: Loaded) -> None:
 
     Exit code 3 when they differ.
     """
+    from specserve.checkpoint import lock as integrity
     from specserve.errors import ConfigError, PreflightRefused, Problem
-    from specserve.pair import integrity
 
     settings = loaded.settings
     facts = _facts(settings)
@@ -81,9 +81,9 @@ def pull(loaded: Loaded) -> None:
 
 
 def _pull(settings: Settings, path: str, revision: str | None) -> Path:
+    from specserve.checkpoint import pull as pulling
+    from specserve.checkpoint import read as checkpoint
     from specserve.errors import ConfigError
-    from specserve.pair import checkpoint, facts
-    from specserve.pair import pull as pulling
 
     store = Path(settings.models.store) if settings.models.store else None
     if "://" in path and checkpoint.hub_id(path) is None:
@@ -92,7 +92,7 @@ def _pull(settings: Settings, path: str, revision: str | None) -> Path:
         with hashing() as progress:
             return pulling.from_place(path, store=store, progress=progress)
     token = settings.models.token
-    resolved = facts.read(path, revision=revision, token=token)
+    resolved = checkpoint.read(path, revision=revision, token=token)
     if store is None or resolved.revision is None:
         return pulling.to_cache(path, revision=revision, commit=resolved.revision, token=token)
     return pulling.from_hub(path, revision=resolved.revision, store=store, token=token)
@@ -105,7 +105,7 @@ def _configured(settings: Settings) -> list[tuple[str, str, str | None]]:
 
 
 def _facts(settings: Settings) -> dict[str, ModelFacts]:
-    from specserve.pair import facts
+    from specserve.checkpoint import read as checkpoint
 
     token = settings.models.token
-    return {key: facts.read(path, revision=rev, token=token) for key, path, rev in _configured(settings)}
+    return {key: checkpoint.read(path, revision=rev, token=token) for key, path, rev in _configured(settings)}

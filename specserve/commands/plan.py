@@ -23,16 +23,17 @@ def plan(loaded: Loaded, output: str, with_grid: bool) -> None:
 
     From metadata alone: weights need not be there. Exit code 3 when it does not fit.
     """
+    from specserve.app.plan import Planning
     from specserve.errors import PreflightRefused, Problem
-    from specserve.pair import vram_text
-    from specserve.planning import Planning
+    from specserve.memory import text as vram_text
+    from specserve.memory.findings import of_plan
 
     planning = Planning.of(loaded, environ=os.environ)
     made = planning.plan()
     cells = planning.grid(made) if with_grid else []
     if output == "json":
         body = {"vram": made.as_dict(), "conclusion": vram_text.conclusion(made),
-                "findings": [f.as_dict() for f in made.findings()]}  # fmt: skip
+                "findings": [f.as_dict() for f in of_plan(made)]}  # fmt: skip
         if with_grid:
             body["grid"] = [vars(c) for c in cells]
         click.echo(json.dumps(body, indent=2))
@@ -40,6 +41,6 @@ def plan(loaded: Loaded, output: str, with_grid: bool) -> None:
         click.echo(vram_text.render(made))
         if cells:
             click.echo("\nRequests at once, - where it does not fit\n" + vram_text.render_grid(cells))
-    refused = [f for f in made.findings() if f.severity == "error"]
+    refused = [f for f in of_plan(made) if f.severity == "error"]
     if refused:
         raise PreflightRefused([Problem(f.message, f.where or None, fix=f.fix) for f in refused])

@@ -27,7 +27,8 @@ def sidecar(context: click.Context, *, loaded: Loaded, engine_url: str | None) -
     import os
     import queue
 
-    from specserve import log, watch
+    from specserve import log
+    from specserve.app import sidecar as watch
     from specserve.supervise.supervisor import captured_signals, next_signal
 
     log.setup(debug=bool((context.obj or {}).get("debug")), secrets=loaded.secrets())

@@ -11,8 +11,8 @@ import click
 from specserve.commands.options import format_option, http_url, interruptible
 
 if TYPE_CHECKING:
+    from specserve.app.golive import Outcome, Subject
     from specserve.config.load import Loaded
-    from specserve.verify import Outcome, Subject
 
 _COLOURS = {"PASS": "green", "FAIL": "red", "SKIP": "yellow"}
 
@@ -43,7 +43,7 @@ def verify(config: Path | None, overrides: tuple[str, ...], url: str | None, out
     if options["start"] and loaded is not None:
         outcomes = _launched(loaded, told)
     else:
-        from specserve import verify as checks
+        from specserve.app import golive as checks
 
         outcomes = checks.run(_subject(loaded, url, options["api_key_file"]), told)
     _finish(outcomes, output, options["junit"])
@@ -54,8 +54,8 @@ def _say(outcome: Outcome) -> None:
 
 
 def _subject(loaded: Loaded | None, url: str | None, key_file: Path | None) -> Subject:
-    from specserve.engine.client import EngineClient
-    from specserve.verify import Subject
+    from specserve.app.golive import Subject
+    from specserve.engine.http.client import EngineClient
 
     settings = loaded.settings if loaded else None
     key = settings.server.api_key.get_secret_value() if settings and settings.server.api_key else None
@@ -79,8 +79,8 @@ def _key(file: Path) -> str:
 def _launched(loaded: Loaded, told: Any) -> list[Outcome]:
     from tempfile import TemporaryDirectory
 
-    from specserve import verify as checks
-    from specserve.arm import ArmSpec, Server
+    from specserve.app import golive as checks
+    from specserve.app.arm import ArmSpec, Server
 
     with TemporaryDirectory() as folder:
         server = Server(ArmSpec("verify", loaded, loaded.overrides), Path(folder), dict(os.environ))

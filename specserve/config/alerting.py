@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from specserve import families
+from specserve import metric_families as families
 from specserve.config.base import FilePath, Positive, Ratio, Seconds, Secret, Section
 
 Severity = Literal["critical", "warning", "info"]

@@ -8,8 +8,8 @@ from specserve.config.alerting import Alerts
 from specserve.config.base import Section
 from specserve.config.models import Models
 from specserve.config.serving import Engine, Hardware, Server
+from specserve.config.sidecar import Sidecar
 from specserve.config.speculation import WITHOUT_DRAFT, Method, SpeculativeDecoding
-from specserve.config.watch import Sidecar
 
 
 class Settings(Section):

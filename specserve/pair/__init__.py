@@ -1,1 +1,1 @@
-"""What the checkpoints say: facts, vocabulary, heads and memory. No torch, no GPU, no engine."""
+"""Checks of the target against its draft: vocabulary, heads, sampling. No torch, no GPU, no engine."""

@@ -6,9 +6,10 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+from specserve.checkpoint.facts import ModelFacts
+from specserve.checkpoint.safetensors import TensorFacts
 from specserve.config.models import DraftModel, TargetModel
 from specserve.findings import Finding
-from specserve.pair.facts import ModelFacts, TensorFacts
 from specserve.pair.vocabulary import vocab_size
 
 _EMBEDDINGS = (

@@ -5,8 +5,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
+from specserve.checkpoint.facts import ModelFacts
+from specserve.checkpoint.safetensors import TensorFacts
 from specserve.findings import Finding
-from specserve.pair.facts import ModelFacts, TensorFacts
 
 DRAFT = "models.draft_model.path"
 _FORMATS = {"I64": "q", "I32": "i"}

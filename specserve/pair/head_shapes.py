@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from specserve.checkpoint.facts import ModelFacts
+from specserve.checkpoint.safetensors import TensorFacts
 from specserve.findings import Finding
 from specserve.pair import d2t
-from specserve.pair.facts import ModelFacts, TensorFacts
 from specserve.pair.vocabulary import vocab_size
 
 DRAFT = "models.draft_model.path"

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 
+from specserve.checkpoint.facts import ModelFacts
 from specserve.config.schema import Settings
 from specserve.findings import Finding
 from specserve.pair import head_shapes as shapes
-from specserve.pair.facts import ModelFacts
 from specserve.pair.head_shapes import DRAFT, bad_config, head_of, mask_token
 
 _SPECULATORS = {"eagle3": "eagle3", "peagle": "eagle3", "dflash": "dflash", "dflash2": "dflash", "dspark": "dspark"}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from specserve.checkpoint.facts import ModelFacts
 from specserve.config.schema import Settings
 from specserve.findings import Finding
 from specserve.pair.consistency import quantization_of
-from specserve.pair.facts import ModelFacts
 from specserve.units import size
 
 DRAFT = "models.draft_model.path"

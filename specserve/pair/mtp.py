@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from specserve.checkpoint.facts import ModelFacts
 from specserve.findings import Finding
-from specserve.pair.facts import ModelFacts
 
 TOKENS = "speculative_decoding.num_speculative_tokens"
 _KEYS = ("n_predict", "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from specserve.checkpoint.facts import ModelFacts
 from specserve.config.schema import Settings
 from specserve.findings import Finding
-from specserve.pair.facts import ModelFacts
 
 HIGH_TEMPERATURE = 0.8
 _WHERE = "models.target_model.path"

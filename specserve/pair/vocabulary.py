@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from specserve.checkpoint import tokenizer as tokenizer_files
+from specserve.checkpoint.facts import ModelFacts
+from specserve.checkpoint.safetensors import Corrupt
+from specserve.checkpoint.tokenizer import MissingLibrary, NotEncodable, Tokenizer
 from specserve.findings import Finding
-from specserve.pair import tokenizer_files
-from specserve.pair.facts import ModelFacts
-from specserve.pair.headers import Corrupt
-from specserve.pair.tokenizer_files import MissingLibrary, NotEncodable, Tokenizer
 from specserve.units import percent
 
 DRAFT = "models.draft_model.path"

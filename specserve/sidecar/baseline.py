@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from specserve.config.schema import Settings
-from specserve.families import Readings, key
+from specserve.metric_families import Readings, key
 
 LOG = logging.getLogger("specserve.sidecar")
 POINT_SECONDS = 300.0

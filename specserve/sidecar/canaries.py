@@ -1,8 +1,8 @@
 """Canary completions: sent from threads of their own, so that a hung engine holds up nobody.
 
 Three kinds. One token, to see whether a completion makes progress. For an engine that no supervisor has looked at,
-the start-up canary of `specserve.engine.canary` before the first readiness. And, where it is asked for, its comparison
-of drafted text with the target's own again and again while serving; nothing waits for that one.
+the start-up canary of `specserve.engine.canary.run` before the first readiness. And, where it is asked for, its
+comparison of drafted text with the target's own again and again while serving; nothing waits for that one.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from specserve.config.schema import Settings
-from specserve.engine import canary
-from specserve.engine.client import EngineClient, EngineError
+from specserve.engine.canary import run as canary
+from specserve.engine.http.client import EngineClient, EngineError
 from specserve.sidecar.contact import complete_one
 from specserve.sidecar.probe import CanaryOutcome, Scrape
 

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from specserve.families import FAMILIES, Readings, family_of, labels_of
+from specserve.metric_families import FAMILIES, Readings, family_of, labels_of
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """The one format that is served, whatever is asked for: every Prometheus reads it, and names stay as they are."""

@@ -7,16 +7,14 @@ from urllib.parse import urlsplit
 
 import requests
 
-from specserve.config.schema import Settings
-from specserve.engine.client import EngineClient, EngineError, EngineRefused, EngineUnreachable
-from specserve.engine.metrics import MAX_BYTES, MetricsError, parse
-from specserve.engine.transport import Transport
+from specserve.engine.http.client import LOOPBACK, EngineClient, EngineError, EngineRefused, EngineUnreachable
+from specserve.engine.http.metrics import MAX_BYTES, MetricsError, parse
+from specserve.engine.http.transport import Transport
 from specserve.sidecar.probe import CanaryOutcome, Scrape
 
 PROMPT = "Hello"
 AT_ONCE_SECONDS = 5.0
 """A queue that is full says so at once. A 503 that comes later ended a request that had been taken."""
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 GONE = (requests.ConnectionError, ConnectionError)
 CUT = (requests.exceptions.ChunkedEncodingError, requests.exceptions.ContentDecodingError)
 
@@ -63,17 +61,6 @@ def complete_one(client: EngineClient, *, timeout: float, clock: Callable[[], fl
     if answer.completion_tokens == 0:
         return CanaryOutcome("failed", sent, clock() - sent, "no token in the answer")
     return CanaryOutcome("ok", sent, clock() - sent)
-
-
-def client_of(settings: Settings, url: str, *, alone: bool) -> EngineClient:
-    """The certificate of an engine on this machine is not checked: its name is not 127.0.0.1."""
-    secret = settings.server.api_key
-    return EngineClient(
-        url,
-        secret.get_secret_value() if secret else None,
-        verify=urlsplit(url).hostname not in LOOPBACK,
-        model=settings.server.served_model_name if alone else settings.served_model_name,
-    )
 
 
 def engine_version(url: str) -> str:

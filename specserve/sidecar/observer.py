@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from specserve import families
-from specserve.engine.metrics import EngineSnapshot
-from specserve.families import WINDOWS, key, window_label
+from specserve import metric_families as families
+from specserve.engine.http.metrics import EngineSnapshot
+from specserve.metric_families import WINDOWS, key, window_label
 from specserve.sidecar import rates, speedup
 from specserve.sidecar.baseline import Baseline
 from specserve.sidecar.probe import Assessment, CanaryOutcome, Context, Policy, Probe, Scrape, Verdict

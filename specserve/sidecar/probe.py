@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from specserve.engine.metrics import EngineSnapshot
+from specserve.engine.http.metrics import EngineSnapshot
 from specserve.units import duration
 
 ScrapeResult = Literal["ok", "unreachable", "timeout", "status", "malformed"]
@@ -83,7 +83,7 @@ class Assessment:
     """What one observation led to."""
 
     condition: str
-    """One of `specserve.families.CONDITIONS`."""
+    """One of `specserve.metric_families.CONDITIONS`."""
     started: Verdict
     live: Verdict
     ready: Verdict

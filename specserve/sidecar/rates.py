@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specserve.families import key, window_label
+from specserve.metric_families import key, window_label
 from specserve.sidecar.window import Span, Window
 
 LATENCIES = {

@@ -19,7 +19,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specserve.errors import ConfigError
-from specserve.families import Readings, key
+from specserve.metric_families import Readings, key
 
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 

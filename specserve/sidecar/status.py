@@ -7,7 +7,7 @@ from typing import Any
 
 from specserve import __version__
 from specserve.config.schema import Settings
-from specserve.families import Readings, family_of, labels_of
+from specserve.metric_families import Readings, family_of, labels_of
 from specserve.sidecar.observer import Observation
 
 PREFIX = "specserve_"

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from specserve.engine.metrics import EngineSample, EngineSnapshot, Histogram
-from specserve.families import WINDOWS
+from specserve.engine.http.metrics import EngineSample, EngineSnapshot, Histogram
+from specserve.metric_families import WINDOWS
 
 COUNTERS = (
     "drafts",

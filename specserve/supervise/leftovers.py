@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from specserve.engine.args import EngineCommand, redacted
+from specserve.engine.command.args import EngineCommand, redacted
 from specserve.errors import ConfigError, EngineStartError, Problem
 from specserve.supervise.child import kill_session, session_members
 

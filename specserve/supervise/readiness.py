@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from specserve.engine.client import EngineClient, EngineError
+from specserve.engine.http.client import EngineClient, EngineError
 from specserve.supervise.state import Event, Failed, Ready
 
 PROMPT = "The first ten numbers are one, two, three,"

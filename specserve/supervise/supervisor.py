@@ -12,7 +12,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
@@ -198,17 +198,3 @@ def next_signal(captured: queue.SimpleQueue[int]) -> int:
     while True:
         with suppress(queue.Empty):
             return captured.get(timeout=TICK_SECONDS)
-
-
-def listen(numbers: Iterable[signal.Signals], heard: Callable[[], None]) -> None:
-    """Call ``heard`` on each of the signals, before whoever handles them now. For code inside the engine: an event
-    loop still gets its signals, through the file descriptor that the interpreter writes them to."""
-    for number in numbers:
-        previous = signal.getsignal(number)
-
-        def handler(n: int, frame: FrameType | None, previous: Any = previous) -> None:
-            heard()
-            if callable(previous):
-                previous(n, frame)
-
-        signal.signal(number, handler)

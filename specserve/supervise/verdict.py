@@ -53,7 +53,7 @@ def judge(machine: Machine, end: End, limits: Limits) -> None:
 
 def failure(machine: Machine, end: End) -> Problem:
     """What happened, the cause where the log names one, and the last lines."""
-    from specserve.engine import failures
+    from specserve.engine.output import failures
 
     log = (f"whole log: {end.log}",)
     cause = machine.cause or "is gone"

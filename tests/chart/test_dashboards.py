@@ -20,7 +20,7 @@ import pytest
 import requests
 import yaml
 
-from specserve.families import FAMILIES, family_of
+from specserve.metric_families import FAMILIES, family_of
 from tests.alert_stack import MISSING, WHY_NOT, free_ports, process, wait_for
 from tests.chart.rendering import CHART, ROOT
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from specserve.config.load import load
-from specserve.engine import canary
-from specserve.engine.client import EngineClient
-from specserve.engine.transport import EngineUnreachable
+from specserve.engine.canary import run as canary
+from specserve.engine.http.client import EngineClient
+from specserve.engine.http.transport import EngineUnreachable
 
 ROOT = Path(__file__).parents[2]
 # Preflight would refuse engine.repairs=[] on this engine; without its plugin the repair is just not there.

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from specserve import preflight
+from specserve.app import preflight
 from specserve.config.schema import Settings
-from specserve.engine import args, introspect, support
-from specserve.engine.introspect import EngineFacts, Installed
+from specserve.engine.command import args
+from specserve.engine.installed import introspect, support
+from specserve.engine.installed.introspect import EngineFacts, Installed
 from specserve.errors import ConfigError
 from tests.pairs import PAIRS, Pair
 

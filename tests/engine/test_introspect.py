@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import yaml
 
+from specserve.checkpoint.facts import ModelFacts
 from specserve.config.schema import Settings
-from specserve.engine.args import build, speculative_config
-from specserve.engine.flags import check_flags, check_keys
-from specserve.engine.introspect import EngineFacts, Installed, cached, describe, installed, parse
-from specserve.engine.method import predict
-from specserve.pair.facts import ModelFacts
+from specserve.engine.command.args import build, speculative_config
+from specserve.engine.command.flags import check_flags, check_keys
+from specserve.engine.installed.introspect import EngineFacts, Installed, cached, describe, installed, parse
+from specserve.engine.installed.method import predict
 
 pytestmark = pytest.mark.engine
 DATA = Path(__file__).parents[1] / "data"

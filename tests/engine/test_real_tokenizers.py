@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from specserve import preflight
+from specserve.app import preflight
+from specserve.checkpoint import tokenizer as tokenizer_files
+from specserve.checkpoint.read import read
 from specserve.config.load import load
-from specserve.pair import tokenizer_files, vocabulary
-from specserve.pair.facts import read
+from specserve.pair import vocabulary
 from tests import checkpoints as make
 
 pytestmark = pytest.mark.engine

@@ -11,17 +11,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from specserve.engine.client import Completion, EngineClient
-from specserve.engine.corruption import CLEAR_GAP_NATS, gaps
-from specserve.engine.metrics import parse
-from specserve.engine.repairs import applied_in
+from specserve.engine.canary.corruption import CLEAR_GAP_NATS, gaps
+from specserve.engine.http.client import Completion, EngineClient
+from specserve.engine.http.metrics import parse
+from specserve.engine.inside.repairs import applied_in
 
 PROMPT = '{"id": 412, "kind": "'
 LAUNCH = """
 import logging, torch, vllm.utils.cpu_triton_utils as stand_ins
 logging.basicConfig(level=logging.INFO)
 {before}
-from specserve.engine import repairs
+from specserve.engine.inside import repairs
 repairs.register(); repairs.register()
 print("ours", stand_ins._expand_kernel_impl is repairs.expand)
 from vllm.platforms import current_platform
@@ -51,7 +51,7 @@ WAITING = """
 import logging, os, time
 logging.basicConfig(level=logging.INFO)
 {before}
-from specserve.engine import repairs
+from specserve.engine.inside import repairs
 repairs.register(); repairs.register()
 from vllm.distributed.device_communicators import shm_broadcast
 os.sched_yield = lambda: print("yielded")

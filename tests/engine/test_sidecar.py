@@ -10,7 +10,7 @@ import pytest
 import requests
 
 from scripts.record_metrics import record
-from specserve.engine.metrics import parse
+from specserve.engine.http.metrics import parse
 from tests.replay import replay
 from tests.traffic import traffic
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from specserve import calibration
+from specserve.app.plan import Planning
+from specserve.checkpoint.facts import ModelFacts
 from specserve.config.load import load
 from specserve.config.schema import Settings
-from specserve.engine import logs
-from specserve.engine.introspect import installed
-from specserve.pair import vram
-from specserve.pair.facts import ModelFacts
-from specserve.planning import Planning
+from specserve.engine.installed.introspect import installed
+from specserve.engine.output import logs
+from specserve.memory import calibration
+from specserve.memory import plan as vram
 from tests.engine.conftest import ROOT, Launched
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import click
 
-from specserve import cli, serve
+from specserve import cli
+from specserve.app import serve
+from specserve.app.launch import Launch
+from specserve.app.preflight import PreflightReport
 from specserve.commands.launch import run
 from specserve.commands.options import config_command
-from specserve.engine.args import EngineCommand, build
-from specserve.engine.introspect import Installed
-from specserve.launching import Launch
-from specserve.preflight import PreflightReport
+from specserve.engine.command.args import EngineCommand, build
+from specserve.engine.installed.introspect import Installed
 from specserve.supervise import leftovers
 
 STUB = Path(__file__).parents[1] / "stub_engine.py"

@@ -10,7 +10,7 @@ import pytest
 
 SCRIPT = """
 import asyncio, json, os, signal, sys
-from specserve.supervise.draining import RefuseWhileDraining
+from specserve.engine.inside.draining import RefuseWhileDraining
 
 async def app(scope, receive, send):
     if scope["type"] == "http":
@@ -58,6 +58,6 @@ def test_after_the_signal_posts_get_503_and_the_loop_hears_it_too(loop, number):
 
 def test_it_loads_nothing_heavy():
     """It is imported in the engine's API process at each start."""
-    code = "import sys, specserve.supervise.draining; print('pydantic' in sys.modules, 'requests' in sys.modules)"
+    code = "import sys, specserve.engine.inside.draining; print('pydantic' in sys.modules, 'requests' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False False\n"

@@ -10,10 +10,10 @@ from typing import Any
 
 import yaml
 
-from specserve import calibration
 from specserve.config.load import load
-from specserve.engine.introspect import installed
-from specserve.engine.logs import EngineReport
+from specserve.engine.installed.introspect import installed
+from specserve.engine.output.logs import EngineReport
+from specserve.memory import calibration
 from tests import checkpoints
 
 

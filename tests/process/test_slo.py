@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from programs import Program
 
-from specserve.arm import ArmSpec, Server, search
+from specserve.app.arm import ArmSpec, Server, search
 from specserve.bench import advice, report, workload
 from specserve.bench.result import Arm, Result
 from specserve.config.load import load

@@ -16,8 +16,8 @@ from xml.etree import ElementTree
 import pytest
 from programs import DRIVER, Program, start, wait_until
 
-from specserve.engine.client import EngineClient
-from specserve.verify import Subject, drain, run
+from specserve.app.golive import Subject, drain, run
+from specserve.engine.http.client import EngineClient
 from tests import checkpoints
 
 Stub = Callable[..., Program]
@@ -33,7 +33,7 @@ PYTHON = r"""#!/bin/sh
 case "$2 $3" in
 "specserve launch") shift 3; exec {python} {driver} "$@" {flags};;
 */probe_vllm.py\ *) echo "[]" > "$3";;
-"specserve.bench.client_worker ") echo "{{}}"; exec cat;;
+"specserve.engine.inside.client_worker ") echo "{{}}"; exec cat;;
 *) exec {python} "$@";;
 esac
 """

@@ -15,29 +15,27 @@ PACKAGE = ROOT / "specserve"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 LEVELS = [
-    {"__init__", "errors", "units", "findings", "log", "families", "gpu"},
-    {"config", "pair"},
+    {"units"},
+    {"errors"},
+    {"findings"},
+    {"log"},
+    {"metric_families"},
+    {"config", "gpu"},
+    {"checkpoint", "alert"},
+    {"pair"},
     {"engine"},
-    {"supervise", "sidecar", "alert", "bench"},
-    {
-        "preflight",
-        "codes",
-        "doctor",
-        "launching",
-        "serve",
-        "watch",
-        "planning",
-        "arm",
-        "measure",
-        "verify",
-        "calibration",
-    },
+    {"memory", "supervise", "sidecar", "bench"},
+    {"app"},
     {"commands"},
-    {"cli", "__main__"},
+    {"cli"},
+    {"__main__"},
 ]
-"""Top-level names, lowest first: a module imports its own level or a lower one."""
-PEERS = {"supervise", "sidecar", "alert", "bench"}
-"""These never import one another: a wire between them belongs to serve or watch."""
+"""Names at the top of the package, lowest first. A module imports lower levels and its own package, never a
+neighbour on its level: a wire between supervisor and sidecar belongs to the app."""
+
+INSIDE = "specserve.engine.inside"
+INSIDE_MAY_IMPORT = {"specserve.engine.command.environment", INSIDE}
+"""Code inside vLLM's interpreter loads nothing of ours but the names of our environment variables."""
 
 
 def top(module: str) -> str:
@@ -50,59 +48,114 @@ def name_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def imports(path: Path) -> set[str]:
-    """Modules of this package that a file imports, anywhere in it."""
+NAMES = {name_of(path) for path in MODULES}
+
+
+def imported_by(source: str) -> set[str]:
+    """Modules of this package that a source imports, anywhere in it."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found |= {a.name for a in node.names}
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            found |= {node.module} | (
-                {f"specserve.{a.name}" for a in node.names} if node.module == "specserve" else set()
-            )
-    return {m for m in found if m.split(".")[0] == "specserve"}
+            members = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {member if member in NAMES else node.module for member in members}
+    return {module for module in found if module.split(".")[0] == "specserve"}
 
 
 def level(name: str) -> int:
-    return next(i for i, names in enumerate(LEVELS) if name in names)
+    """Raises LookupError for a package that the table does not know."""
+    for number, names in enumerate(LEVELS):
+        if name in names:
+            return number
+    raise LookupError(f"'{name}' has no level in LEVELS")
+
+
+def upward(module: str, imports: set[str]) -> list[str]:
+    """The imports of a module that go up, or to a neighbour on its level."""
+    own = top(module)
+    if own == "__init__":
+        return sorted(imports - {"specserve"})
+    wrong = []
+    for other in sorted(imports - {"specserve"}):
+        up = top(other) != own and level(top(other)) >= level(own)
+        out = module.startswith(INSIDE) and not other.startswith(tuple(INSIDE_MAY_IMPORT))
+        if up or out:
+            wrong.append(other)
+    return wrong
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_imports_go_one_way(path: Path) -> None:
-    """No module imports a higher level, and the four peers know nothing of one another."""
-    own = top(name_of(path))
-    for module in imports(path):
-        other = top(module)
-        if other == "__version__":
-            continue
-        assert level(other) <= level(own), f"{name_of(path)} imports {module}"
-        assert not (own in PEERS and other in PEERS and own != other), f"{name_of(path)} imports {module}"
+    """No module imports its own level or a higher one outside its package."""
+    assert upward(name_of(path), imported_by(path.read_text())) == []
+
+
+PACKAGES = sorted({top(name) for name in NAMES} - {"__init__"})
+
+
+@pytest.mark.parametrize("package", [name for name in PACKAGES if name != "__main__"])
+def test_an_upward_import_is_found_in_every_package(package: str) -> None:
+    """A planted import of the level above, or of a neighbour, is reported for each package and root module."""
+    own = level(package)
+    above = {name for names in LEVELS[own + 1 :] for name in names}
+    for other in above | (LEVELS[own] - {package}):
+        planted = {f"specserve.{other}.planted"}
+        assert upward(f"specserve.{package}.some_module", planted) == sorted(planted)
+
+
+def test_a_package_without_a_level_is_an_error() -> None:
+    """A new package has to be given its level before anything may import it."""
+    with pytest.raises(LookupError, match="helpers"):
+        upward("specserve.app.launch", {"specserve.helpers"})
+
+
+def test_the_inside_of_the_engine_stays_apart() -> None:
+    """A planted import of the engine's other wings into code that runs in vLLM is reported."""
+    assert upward(f"{INSIDE}.auth", {"specserve.engine.http.client", "specserve.errors"}) != []
+
+
+def test_no_import_circles() -> None:
+    """Modules import one another without a circle, imports inside functions and for types included."""
+    edges = {name_of(path): imported_by(path.read_text()) & NAMES for path in MODULES}
+    done: set[str] = set()
+
+    def visit(module: str, trail: tuple[str, ...]) -> None:
+        assert module not in trail, " -> ".join([*trail[trail.index(module) :], module])
+        if module in done:
+            return
+        for other in sorted(edges[module]):
+            visit(other, (*trail, module))
+        done.add(module)
+
+    for module in sorted(edges):
+        visit(module, ())
 
 
 HOMES = {
-    r"\bsys\.exit\(": {"cli.py", "engine/probe_vllm.py"},
+    r"\bsys\.exit\(": {"cli.py", "engine/inside/probe_vllm.py"},
     r"\bclick\.(echo|secho|style)\(": {"cli.py", "commands/"},
-    r"(?<!\.)\bprint\(": {"engine/probe_vllm.py", "bench/client_worker.py"},
+    r"(?<!\.)\bprint\(": {"engine/inside/probe_vllm.py", "engine/inside/client_worker.py"},
     r"\bos\.environ\b|\bos\.getenv\b": {
         "config/load.py",
-        "engine/environment.py",
-        "engine/repairs.py",
-        "engine/auth.py",
+        "engine/command/environment.py",
+        "engine/inside/repairs.py",
+        "engine/inside/auth.py",
         "commands/",
     },
-    r"\bsignal\.signal\(": {"supervise/supervisor.py", "commands/options.py"},
+    r"\bsignal\.signal\(": {"supervise/supervisor.py", "commands/options.py", "engine/inside/draining.py"},
     r"\bsubprocess\.Popen\(": {"supervise/child.py", "bench/load.py"},
-    r"[\"']vllm:": {"engine/metrics.py"},
+    r"[\"']vllm:": {"engine/http/metrics.py"},
     r"^\s*(import|from) (torch|transformers|vllm)\b": {
-        "engine/probe_vllm.py",
-        "engine/repairs.py",
-        "bench/client_worker.py",
+        "engine/inside/probe_vllm.py",
+        "engine/inside/repairs.py",
+        "engine/inside/client_worker.py",
     },
-    # tokenizers' native panics are no Exception: pair/tokenizer_files.py turns them into a finding, and lets ^C pass.
+    # tokenizers' native panics are no Exception: checkpoint/tokenizer.py turns them into a finding, and lets ^C pass.
     r"except\s*(Exception|BaseException)?\s*:|except (Exception|BaseException) as": {
         "cli.py",
-        "watch.py",
-        "pair/tokenizer_files.py",
+        "app/sidecar.py",
+        "checkpoint/tokenizer.py",
     },
 }
 """Pattern -> files (or folders) where it may stand. Code that runs inside the engine process has its own rules."""

@@ -12,8 +12,8 @@ import yaml
 
 from specserve.config.schema import Settings
 from specserve.config.speculation import METHODS
-from specserve.engine.args import build, schedule, shell_line, speculative_config
-from specserve.engine.introspect import Installed
+from specserve.engine.command.args import build, schedule, shell_line, speculative_config
+from specserve.engine.installed.introspect import Installed
 from specserve.errors import ConfigError
 
 GOLDEN = sorted((Path(__file__).parents[1] / "data/golden/argv").glob("*.yaml"))
@@ -116,7 +116,7 @@ def test_middleware_only_with_a_key() -> None:
     """Without a key there is nothing to require."""
     assert "--middleware" not in build(settings(), installed=GPU).argv
     with_key = build(settings(server={"api_key": "k"}), installed=GPU)
-    assert after(with_key.argv, "--middleware") == "specserve.engine.auth.RequireKey"
+    assert after(with_key.argv, "--middleware") == "specserve.engine.inside.auth.RequireKey"
 
 
 def test_disabled_speculation_serves_the_target_alone() -> None:

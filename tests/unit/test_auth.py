@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from specserve.engine.auth import RequireKey
+from specserve.engine.inside.auth import RequireKey
 
 
 async def app(scope, receive, send) -> None:

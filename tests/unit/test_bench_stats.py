@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from specserve.arm import ArmSpec, foreign_tokens, require_side_by_side
+from specserve.app.arm import ArmSpec, foreign_tokens, require_side_by_side
+from specserve.app.bench import fresh, gpus_of
 from specserve.bench import advice, breakeven, judge, report, stats, workload
 from specserve.bench.plan import Plan, legs
 from specserve.bench.result import Answers, Arm, Block, Check, Result, Sample, Speculation, differences
 from specserve.bench.workload import Request, Workload
 from specserve.config.load import load
-from specserve.engine import metrics
+from specserve.engine.http import metrics
 from specserve.errors import ConfigError
-from specserve.measure import fresh, gpus_of
 
 
 def simulate(

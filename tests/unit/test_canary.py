@@ -15,13 +15,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from specserve.app.sidecar import Watch
 from specserve.config.schema import Settings
-from specserve.engine import canary, corruption
-from specserve.engine.client import EngineClient, EngineUnreachable
-from specserve.engine.corruption import Judged
+from specserve.engine.canary import corruption
+from specserve.engine.canary import run as canary
+from specserve.engine.canary.corruption import Judged
+from specserve.engine.http.client import EngineClient, EngineUnreachable
 from specserve.sidecar.canaries import Canaries, output_mismatch
 from specserve.sidecar.probe import Scrape
-from specserve.watch import Watch
 
 WORDS = 97
 

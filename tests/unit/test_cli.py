@@ -17,8 +17,8 @@ from specserve import __version__, cli
 from specserve.commands import bench
 from specserve.commands.options import http_url
 from specserve.config.load import load
-from specserve.engine import introspect
-from specserve.engine.introspect import installed
+from specserve.engine.installed import introspect
+from specserve.engine.installed.introspect import installed
 
 CONFIG = "models: {target_model: {path: /m}}\nspeculative_decoding: {method: ngram}\n"
 

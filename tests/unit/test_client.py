@@ -12,7 +12,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from specserve.engine.client import Chunk, Completion, EngineClient, EngineRefused, EngineUnreachable, Streamed, collect
+from specserve.engine.http.client import (
+    Chunk,
+    Completion,
+    EngineClient,
+    EngineRefused,
+    EngineUnreachable,
+    Streamed,
+    collect,
+)
 from specserve.errors import ConfigError, ExitCode
 
 Reply = Callable[[BaseHTTPRequestHandler, bytes], None]

@@ -16,22 +16,22 @@ import pytest
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
-from specserve.calibration import reconcile
+from specserve.app.sidecar import default_state_dir
 from specserve.config.schema import Settings
-from specserve.engine.logs import EngineReport
-from specserve.engine.metrics import parse
+from specserve.engine.http.metrics import parse
+from specserve.engine.output.logs import EngineReport
 from specserve.errors import ConfigError
-from specserve.families import FAMILIES, family_of, key, labels_of
+from specserve.gpu.telemetry import Detached, Means, Telemetry
+from specserve.memory.calibration import reconcile
+from specserve.metric_families import FAMILIES, family_of, key, labels_of
 from specserve.sidecar import baseline, speedup, status
 from specserve.sidecar.baseline import QUANTITIES, Baseline
 from specserve.sidecar.chart import Chart, runs
 from specserve.sidecar.collector import exposition
-from specserve.sidecar.gpu import Detached, Means, Telemetry
 from specserve.sidecar.observer import Observation, Observer, Point, aged
 from specserve.sidecar.page import render
 from specserve.sidecar.probe import CanaryOutcome, Context, Scrape
 from specserve.sidecar.server import MAX_CONNECTIONS, Pages, Server
-from specserve.watch import default_state_dir
 from tests.virtual_engine import VirtualEngine
 
 SETTINGS = Settings.model_validate(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specserve.config.schema import Settings
-from specserve.engine.environment import (
+from specserve.engine.command.environment import (
     EngineEnvironment,
     Machine,
     api_key,

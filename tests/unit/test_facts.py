@@ -10,16 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from specserve.pair import facts, headers
-from specserve.pair.checkpoint import MAX_CONFIG_BYTES
-from specserve.pair.facts import CheckpointRefused, ModelFacts, TensorFacts
+from specserve.checkpoint import read as checkpoint
+from specserve.checkpoint import safetensors as headers
+from specserve.checkpoint.facts import CheckpointRefused, ModelFacts
+from specserve.checkpoint.read import MAX_CONFIG_BYTES
+from specserve.checkpoint.safetensors import TensorFacts
 from tests import checkpoints as make
 
 
 def refusal(folder: Path) -> dict[str, str]:
     """Code -> message of a checkpoint that must be refused."""
     with pytest.raises(CheckpointRefused) as caught:
-        facts.read(str(folder))
+        checkpoint.read(str(folder))
     return {f.code: f"{f.where}: {f.message}" for f in caught.value.findings}
 
 
@@ -33,7 +35,7 @@ def raw(folder: Path, header: object, data: bytes = b"") -> Path:
 
 def test_single_file(tmp_path: Path) -> None:
     """Shapes, dtypes, sizes and places of tensors come from the header."""
-    model = facts.read(str(make.write(tmp_path / "m", make.llama())))
+    model = checkpoint.read(str(make.write(tmp_path / "m", make.llama())))
     assert model.tensors is not None
     embedding = model.tensors["model.embed_tokens.weight"]
     assert (embedding.dtype, embedding.shape, embedding.nbytes) == ("BF16", (320, 64), 40960)
@@ -47,8 +49,8 @@ def test_single_file(tmp_path: Path) -> None:
 
 def test_shards_say_the_same(tmp_path: Path) -> None:
     """Sharded and single-file weights of one model give the same tensors and sum."""
-    one = facts.read(str(make.write(tmp_path / "one", make.llama())))
-    many = facts.read(str(make.write(tmp_path / "many", make.llama(), shards=4)))
+    one = checkpoint.read(str(make.write(tmp_path / "one", make.llama())))
+    many = checkpoint.read(str(make.write(tmp_path / "many", make.llama(), shards=4)))
     assert one.tensors is not None
     assert many.tensors is not None
     assert {n: (t.dtype, t.shape) for n, t in one.tensors.items()} == {
@@ -59,8 +61,8 @@ def test_shards_say_the_same(tmp_path: Path) -> None:
 
 def test_huge_sparse_weights_are_not_read(tmp_path: Path) -> None:
     """A terabyte of weights costs one header."""
-    checkpoint = make.Checkpoint({}, {"x": ("F32", (1 << 20, 1 << 18))})
-    model = facts.read(str(make.write(tmp_path / "m", checkpoint, sparse=True)))
+    huge = make.Checkpoint({}, {"x": ("F32", (1 << 20, 1 << 18))})
+    model = checkpoint.read(str(make.write(tmp_path / "m", huge, sparse=True)))
     assert model.total_size_bytes == 1 << 40
 
 
@@ -70,7 +72,7 @@ def test_links_into_a_cache_are_followed(tmp_path: Path) -> None:
     (tmp_path / "snapshot").mkdir()
     for file in (tmp_path / "blobs").iterdir():
         (tmp_path / "snapshot" / file.name).symlink_to(f"../blobs/{file.name}")
-    assert facts.read(str(tmp_path / "snapshot")).total_size_bytes == 673920
+    assert checkpoint.read(str(tmp_path / "snapshot")).total_size_bytes == 673920
 
 
 def test_a_pipe_does_not_hang(tmp_path: Path) -> None:
@@ -142,7 +144,7 @@ def test_a_file_of_very_many_tensors_is_read(tmp_path: Path) -> None:
     assert path.stat().st_size > 16 * 1024**2
     with path.open("r+b") as f:
         f.truncate(path.stat().st_size + 150_000 * 8192)
-    tensors = facts.read(str(folder)).tensors
+    tensors = checkpoint.read(str(folder)).tensors
     assert tensors is not None
     assert len(tensors) == 150_000
     assert tensors[names[-1]].shape == (64, 64)
@@ -164,7 +166,7 @@ def test_everything_wrong_is_said_at_once(tmp_path: Path) -> None:
     for shard in (tmp_path / "m").glob("*.safetensors"):
         shard.write_bytes(b"short")
     with pytest.raises(CheckpointRefused) as caught:
-        facts.read(str(tmp_path / "m"))
+        checkpoint.read(str(tmp_path / "m"))
     assert len(caught.value.problems) == 3
 
 
@@ -181,11 +183,11 @@ def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
     """A path to the weights themselves is answered with the folder to give; a GGUF with its reason."""
     make.write(tmp_path / "m", make.llama())
     with pytest.raises(CheckpointRefused, match="must be the folder") as caught:
-        facts.read(str(tmp_path / "m" / "model.safetensors"))
+        checkpoint.read(str(tmp_path / "m" / "model.safetensors"))
     assert caught.value.findings[0].fix == f"set the path to {tmp_path}/m"
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     with pytest.raises(CheckpointRefused, match="GGUF"):
-        facts.read(str(tmp_path / "model.gguf"))
+        checkpoint.read(str(tmp_path / "model.gguf"))
 
 
 @pytest.mark.parametrize(
@@ -201,7 +203,7 @@ def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
 def test_what_to_write_instead_of_a_path_that_is_none(path: str, fix: str) -> None:
     """A page of the Hub names its id, object storage what it takes to copy from there."""
     with pytest.raises(CheckpointRefused) as refused:
-        facts.read(path)
+        checkpoint.read(path)
     assert [f.fix for f in refused.value.findings] == [fix]
 
 
@@ -223,7 +225,7 @@ def test_no_torch_and_no_hub_for_a_folder(tmp_path: Path) -> None:
     """Reading a local folder imports neither torch, transformers, vllm, tokenizers nor the Hub client."""
     make.write(tmp_path / "m", make.llama())
     program = (
-        "import sys; from specserve.pair.facts import read; read(sys.argv[1]);"
+        "import sys; from specserve.checkpoint.read import read; read(sys.argv[1]);"
         "print([m for m in ('torch', 'transformers', 'vllm', 'tokenizers', 'huggingface_hub') if m in sys.modules])"
     )
     done = subprocess.run(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.engine.failures import diagnose, plain, signs
+from specserve.engine.output.failures import diagnose, plain, signs
 
 LOGS = Path(__file__).parents[1] / "data/logs"
 

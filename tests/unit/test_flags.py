@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from specserve.config.schema import Settings
-from specserve.engine.args import EngineCommand, build
-from specserve.engine.flags import check_flags, check_keys
-from specserve.engine.introspect import EngineFacts, Installed, parse
+from specserve.engine.command.args import EngineCommand, build
+from specserve.engine.command.flags import check_flags, check_keys
+from specserve.engine.installed.introspect import EngineFacts, Installed, parse
 from specserve.errors import Problem
 
 DATA = Path(__file__).parents[1] / "data"

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from specserve import preflight
+from specserve.app import preflight
 from specserve.config.load import Loaded
 from specserve.config.schema import Settings
-from specserve.engine import introspect
+from specserve.engine.installed import introspect
 from specserve.findings import Finding
 from tests import checkpoints as make
 

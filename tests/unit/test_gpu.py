@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specserve import gpu
-from specserve.pair.capacities import cuda_bytes, lookup
+from specserve.gpu import devices as gpu
+from specserve.memory.gpus import cuda_bytes, lookup
 from specserve.units import GIB
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from specserve.checkpoint.facts import ModelFacts
+from specserve.checkpoint.read import read
 from specserve.config.schema import Settings
 from specserve.pair import d2t, head_shapes, heads, mtp
-from specserve.pair.facts import ModelFacts, read
 from tests import checkpoints as make
 from tests.checkpoints import Checkpoint
 

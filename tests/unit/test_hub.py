@@ -17,12 +17,12 @@ from tests.hub_server import COMMIT, Hub, serve
 
 READ = """
 import json, sys
-from specserve.pair import facts
-from specserve.pair.facts import CheckpointRefused
+from specserve.checkpoint import read as checkpoint
+from specserve.checkpoint.facts import CheckpointRefused
 out = []
 for request in json.loads(sys.argv[1]):
     try:
-        m = facts.read(**request)
+        m = checkpoint.read(**request)
     except CheckpointRefused as e:
         out.append({"codes": [f.code for f in e.findings], "text": str(e)})
     else:
@@ -124,7 +124,7 @@ def test_unpinned_revision_is_warned_about(hub: Hub, tmp_path: Path) -> None:
     make.write(hub.root / "org" / "code", make.small_llama(auto_map={"AutoConfig": "m.M"}))
     program = """
 import json, sys
-from specserve import preflight
+from specserve.app import preflight
 from specserve.config.schema import Settings
 for revision in (None, sys.argv[1]):
     models = {"target_model": {"path": "org/code", "revision": revision, "trust_remote_code": True}}

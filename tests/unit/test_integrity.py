@@ -16,9 +16,11 @@ from pathlib import Path
 import pytest
 
 from specserve import cli
+from specserve.checkpoint import lock as integrity
+from specserve.checkpoint import pull
+from specserve.checkpoint.facts import ModelFacts
+from specserve.checkpoint.read import read
 from specserve.errors import ConfigError
-from specserve.pair import integrity, pull
-from specserve.pair.facts import ModelFacts, read
 from tests import checkpoints as make
 from tests.hub_server import COMMIT, serve
 
@@ -262,7 +264,7 @@ def test_what_was_pulled_is_found_offline(hub: str, tmp_path: Path, pinned: str)
 def test_a_branch_that_moved_is_not_taken_for_what_was_checked(hub: str, tmp_path: Path) -> None:
     """The commit that was asked about and the one that came differ: refused, since nobody checked the second."""
     code = (
-        "import sys\nfrom specserve.errors import ConfigError\nfrom specserve.pair.pull import to_cache\n"
+        "import sys\nfrom specserve.errors import ConfigError\nfrom specserve.checkpoint.pull import to_cache\n"
         f"to = {{'revision': None, 'token': None}}\nprint(to_cache('org/model', commit='{COMMIT}', **to).name)\n"
         "try:\n    to_cache('org/model', commit='0' * 40, **to)\nexcept ConfigError as error:\n    sys.exit(str(error))"
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.engine.introspect import (
+from specserve.engine.installed.introspect import (
     PROBE,
     EngineFacts,
     Installed,

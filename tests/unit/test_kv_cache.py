@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specserve.checkpoint.facts import ModelFacts
 from specserve.config.schema import Settings
-from specserve.pair import cache_layers, kv_cache
-from specserve.pair import shape as shapes
-from specserve.pair.facts import ModelFacts
-from specserve.pair.kv_cache import CachePlan
-from specserve.pair.shape import Shape
+from specserve.memory import deployment as shapes
+from specserve.memory import kv_cache
+from specserve.memory import layers as cache_layers
+from specserve.memory.deployment import Shape
+from specserve.memory.kv_cache import CachePlan
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,

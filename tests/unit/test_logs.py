@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.engine.logs import PHASES, EngineReport, advance, phase, read_report
+from specserve.engine.output.logs import PHASES, EngineReport, advance, phase, read_report
 
 READY = (Path(__file__).parents[1] / "data/logs/ready-cpu.txt").read_text(encoding="utf-8").splitlines()
 GIB = 1024**3

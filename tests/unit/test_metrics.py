@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from specserve.engine.metrics import MAX_BYTES, MAX_LINES, MetricsError, parse
+from specserve.engine.http.metrics import MAX_BYTES, MAX_LINES, MetricsError, parse
 from tests.virtual_engine import STYLES, VirtualEngine
 
 

@@ -22,7 +22,7 @@ from specserve.alert.evaluate import Alert
 from specserve.alert.notify import Notifier, Outbox, Pace
 from specserve.alert.rules import Reason, State
 from specserve.config.alerting import Receiver
-from specserve.families import key
+from specserve.metric_families import key
 
 FIRING = Alert(
     name="AcceptanceRateLow",

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from specserve import preflight
-from specserve.codes import PAIR_CODES
+from specserve.app import preflight
 from specserve.config.schema import Settings
+from specserve.findings import PAIR_CODES
 from tests.pairs import PAIRS, Pair
 
 ELSEWHERE = {

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from specserve.engine.metrics import parse
+from specserve.engine.http.metrics import parse
 from specserve.sidecar.probe import Assessment, CanaryOutcome, Context, Policy, Probe, Scrape, context_of
 from tests.virtual_engine import VirtualEngine
 

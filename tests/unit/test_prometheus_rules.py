@@ -17,7 +17,7 @@ from specserve.alert.builtin import definitions
 from specserve.cli import program
 from specserve.config.alerting import Alerts
 from specserve.config.schema import Settings
-from specserve.families import FAMILIES
+from specserve.metric_families import FAMILIES
 
 ROOT = Path(__file__).parents[2]
 RUNBOOKS = ROOT / "docs" / "runbooks"

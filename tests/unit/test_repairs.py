@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from specserve.config.schema import Settings
-from specserve.engine import repairs
+from specserve.engine.inside import repairs
 
 
 def test_log_lines_tell_what_is_in_force():
@@ -31,13 +31,13 @@ def test_every_repair_of_the_schema_exists():
 def test_entry_point_is_ours():
     """vLLM finds the plugin by the name that environment.py looks for in VLLM_PLUGINS."""
     (found,) = importlib.metadata.entry_points(group="vllm.general_plugins", name="specserve_repairs")
-    assert found.value == "specserve.engine.repairs:register"
+    assert found.value == "specserve.engine.inside.repairs:register"
 
 
 def test_plugin_is_light_and_silent_unasked():
     """Without our variable it imports nothing of vLLM, torch or our own config, and prints nothing."""
     code = (
-        "import sys; from specserve.engine import repairs; repairs.register();"
+        "import sys; from specserve.engine.inside import repairs; repairs.register();"
         "print(sorted(m for m in ('torch', 'vllm', 'pydantic', 'requests', 'yaml') if m in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], env={}, capture_output=True, text=True, check=True)

@@ -11,7 +11,7 @@ from scripts.soak_sidecar import Soak
 from specserve.alert import builtin
 from specserve.alert.evaluate import Evaluator
 from specserve.config.schema import Settings
-from specserve.families import key
+from specserve.metric_families import key
 from tests.replay import WALL, observe, recorded, replay
 from tests.virtual_engine import STYLES, VirtualEngine
 

@@ -14,7 +14,7 @@ from specserve.alert.evaluate import Evaluation, Evaluator
 from specserve.alert.rules import Guard, Instance, Observation, Reason, Rule, State, advance, observe
 from specserve.config.alerting import Alerts, Rules
 from specserve.config.schema import Settings
-from specserve.families import FAMILIES, family_of, key
+from specserve.metric_families import FAMILIES, family_of, key
 
 LOW = Rule("Low", "specserve_acceptance_rate", "below", 0.5, 0.55, for_seconds=60, keep_firing_for_seconds=30)
 HOT = Rule("Hot", "specserve_gpu_temperature_celsius", "above", 88, 83)

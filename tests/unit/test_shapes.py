@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from specserve.checkpoint.facts import ModelFacts
+from specserve.checkpoint.read import read
 from specserve.config.schema import Settings
 from specserve.pair import consistency, match
 from specserve.pair.consistency import Role
-from specserve.pair.facts import ModelFacts, read
 from tests import checkpoints as make
 
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from specserve.checkpoint.facts import ModelFacts
 from specserve.config.schema import Settings
-from specserve.engine import known_bad
-from specserve.engine.introspect import EngineFacts, Installed, parse, release
-from specserve.engine.known_bad import Entry, entries
-from specserve.engine.method import Predicted, predict, runner
-from specserve.engine.support import extra_slots, findings
+from specserve.engine.installed import known_bad
+from specserve.engine.installed.introspect import EngineFacts, Installed, parse, release
+from specserve.engine.installed.known_bad import Entry, entries
+from specserve.engine.installed.method import Predicted, predict, runner
+from specserve.engine.installed.support import extra_slots, findings
 from specserve.findings import Finding
-from specserve.pair.facts import ModelFacts
 
 DATA = Path(__file__).parents[1] / "data"
 CPU = parse(

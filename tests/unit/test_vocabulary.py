@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from specserve.pair import tokenizer_files, vocabulary
-from specserve.pair.facts import read
-from specserve.pair.headers import Corrupt
-from specserve.pair.tokenizer_files import Tokenizer
+from specserve.checkpoint import tokenizer as tokenizer_files
+from specserve.checkpoint.read import read
+from specserve.checkpoint.safetensors import Corrupt
+from specserve.checkpoint.tokenizer import Tokenizer
+from specserve.pair import vocabulary
 from tests import checkpoints as make
 
 TEXT = ["the cat sat on the mat and the dog ran to the house", "a quick brown fox jumps over lazy dogs again"] * 20
@@ -167,7 +168,7 @@ def test_missing_library_is_said(tmp_path: Path) -> None:
 import sys
 sys.modules["sentencepiece"] = None
 from specserve.pair import vocabulary
-from specserve.pair.facts import read
+from specserve.checkpoint.read import read
 target, draft = read(sys.argv[1] + "/target"), read(sys.argv[1] + "/draft")
 verdict = vocabulary.check(target, draft, heterogeneous=False, is_head=False, floor=0.5)
 print([(f.code, f.severity, f.fix) for f in verdict.findings])

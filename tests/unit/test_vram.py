@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from specserve import calibration
+from specserve.checkpoint.facts import ModelFacts
 from specserve.config.schema import Settings
-from specserve.engine.logs import EngineReport
+from specserve.engine.output.logs import EngineReport
 from specserve.findings import Finding
-from specserve.gpu import Device, DeviceProcess
-from specserve.pair import vram, vram_text
-from specserve.pair.facts import ModelFacts
+from specserve.gpu.devices import Device, DeviceProcess
+from specserve.memory import calibration
+from specserve.memory import plan as vram
+from specserve.memory import text as vram_text
+from specserve.memory.findings import of_plan
 from specserve.units import GIB
 
 QWEN3_8B: dict[str, Any] = {
@@ -103,7 +105,7 @@ def test_graphs_come_on_top_before_0_21() -> None:
 def test_what_does_not_fit_shows_every_term_and_the_largest_context() -> None:
     """The error is a table; its fix names the largest max_model_len, and that one fits."""
     refused = plan(RTX_4090, engine={"max_model_len": 40960})
-    error = only(refused.findings(), "does-not-fit")
+    error = only(of_plan(refused), "does-not-fit")
     assert error.severity == "error"
     lines = error.message.splitlines()
     assert lines[0].startswith("target and draft do not fit GPU 0: need ")
@@ -120,7 +122,7 @@ def test_weights_that_do_not_fit_at_all_say_by_how_much() -> None:
     """Where no context fits, the fix does not name one."""
     refused = plan({"gpu_name": "NVIDIA T4"})
     assert refused.largest_max_model_len == 0
-    assert (only(refused.findings(), "does-not-fit").fix or "").startswith("weights and overhead alone are ")
+    assert (only(of_plan(refused), "does-not-fit").fix or "").startswith("weights and overhead alone are ")
 
 
 def test_a_smaller_batch_is_named_first_where_it_is_enough() -> None:
@@ -128,7 +130,7 @@ def test_a_smaller_batch_is_named_first_where_it_is_enough() -> None:
     lower = "lower engine.max_num_seqs ({}) and engine.max_num_batched_tokens ({}), or "
     for seqs, tokens, start in ((1024, 8192, "weights and overhead alone are "), (512, 32768, "lower ")):
         batch = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens, "max_model_len": 8192}
-        fix = only(plan(RTX_4090, engine=batch).findings(), "does-not-fit").fix or ""
+        fix = only(of_plan(plan(RTX_4090, engine=batch)), "does-not-fit").fix or ""
         assert fix.startswith(start)
         assert lower.format(seqs, tokens) in fix
     assert plan(RTX_4090, engine={"max_num_seqs": 64, "max_num_batched_tokens": 8192, "max_model_len": 8192}).fits
@@ -170,7 +172,7 @@ def test_lookup_methods_need_no_memory() -> None:
     assert made.gpus[0].draft_weights_bytes == 0
     assert made.kv_bytes_per_token == 36 * 4096
     refused = plan({"gpu_name": "NVIDIA T4"}, draft=False, speculation={"method": "suffix"})
-    for text in (vram_text.render(made), vram_text.render(refused), only(refused.findings(), "does-not-fit").message):
+    for text in (vram_text.render(made), vram_text.render(refused), only(of_plan(refused), "does-not-fit").message):
         assert "draft" not in text
 
 
@@ -192,24 +194,24 @@ def test_no_gpu_is_not_a_verdict() -> None:
     assert made.fits is None
     assert made.gpus[0].budget_bytes is None
     assert made.gpus[0].target_weights_bytes > 15 * GIB
-    assert [f.severity for f in made.findings()] == ["info", "info"]
+    assert [f.severity for f in of_plan(made)] == ["info", "info"]
 
 
 def test_too_few_gpus_are_refused() -> None:
     """TP 4 on a machine with two GPUs."""
     made = plan(devices=[device(0), device(1)], models={"tensor_parallel_size": 4})
-    found = only(made.findings(), "does-not-fit")
+    found = only(of_plan(made), "does-not-fit")
     assert found.message == "TP 4 x PP 1 needs 4 GPUs; there are 2"
     assert found.fix == "give it 4 GPUs, or set models.target_model.tensor_parallel_size to 2"
     three = plan(devices=[device(i) for i in range(3)], models={"tensor_parallel_size": 4})
-    assert only(three.findings(), "does-not-fit").fix == found.fix  # 32 heads on 3 GPUs would be refused next
+    assert only(of_plan(three), "does-not-fit").fix == found.fix  # 32 heads on 3 GPUs would be refused next
 
 
 def test_tp_must_divide_heads_and_vocabulary() -> None:
     """32 heads cannot be shared by 5 GPUs."""
     made = plan(H100, models={"tensor_parallel_size": 5})
     assert made.fits is False
-    found = only(made.findings(), "does-not-fit")
+    found = only(of_plan(made), "does-not-fit")
     assert "cannot be split over 5 GPUs" in found.message
     assert found.fix == "set models.target_model.tensor_parallel_size to 4"
 
@@ -217,7 +219,7 @@ def test_tp_must_divide_heads_and_vocabulary() -> None:
 def test_others_memory_is_shown_and_refuses_when_too_much() -> None:
     """vLLM will not start with less free than its share; the fix names a share that is free."""
     refused = plan(devices=[device(used_gib=20)])
-    error = only(refused.findings(), "other-processes")
+    error = only(of_plan(refused), "other-processes")
     assert error.severity == "error"
     assert (error.fix or "").endswith("set engine.gpu_memory_utilization to 0.74 or less")
     assert plan(devices=[device(used_gib=20)], engine={"gpu_memory_utilization": 0.74}).fits
@@ -227,7 +229,7 @@ def test_who_holds_others_memory_is_named() -> None:
     """Pid, name and size where NVML tells, for the error and for the warning."""
     held = (DeviceProcess(41, int(1.5 * GIB), "python3"), DeviceProcess(42, None))
     for used, severity in ((20, "error"), (2, "warning")):
-        finding = only(plan(devices=[replace(device(used_gib=used), processes=held)]).findings(), "other-processes")
+        finding = only(of_plan(plan(devices=[replace(device(used_gib=used), processes=held)])), "other-processes")
         assert finding.severity == severity
         assert "by other processes (pid 41 python3 1.5 GiB, pid 42 (unknown))" in finding.message
 
@@ -236,18 +238,18 @@ def test_a_little_of_others_memory_is_a_warning() -> None:
     """More than half a GiB is worth a line, not a refusal."""
     made = plan(devices=[device(used_gib=2)])
     assert made.fits
-    assert only(made.findings(), "other-processes").severity == "warning"
-    assert not [f for f in plan(devices=[device(used_gib=0.2)]).findings() if f.code == "other-processes"]
+    assert only(of_plan(made), "other-processes").severity == "warning"
+    assert not [f for f in of_plan(plan(devices=[device(used_gib=0.2)])) if f.code == "other-processes"]
 
 
 def test_draft_logits_that_no_profiling_sees_are_named() -> None:
     """1024 sequences x 3 draft tokens x 151936 x 4 bytes is 1.7 GiB."""
-    message = only(plan(H100).findings(), "logits-buffer-large").message
+    message = only(of_plan(plan(H100)), "logits-buffer-large").message
     assert message == "a full step of draft tokens needs 1.7 GiB of logits that vLLM's profiling does not see"
     small, bounded = plan(H100, engine={"max_num_seqs": 64}), plan(H100, speculation={"max_batch_size": 8})
     scheduled = plan(H100, speculation={"schedule": [(1, 64, 3), (65, 1024, 0)]})
     for made in (small, bounded, scheduled):
-        assert not [f for f in made.findings() if f.code == "logits-buffer-large"]
+        assert not [f for f in of_plan(made) if f.code == "logits-buffer-large"]
 
 
 def test_kept_draft_distributions_count_too() -> None:
@@ -266,7 +268,7 @@ def test_the_table_names_both_formats() -> None:
 
 def test_a_share_above_0_92_with_a_draft_is_tight() -> None:
     """The draft allocates outside the budget, so a high utilization is warned about, with a number to set."""
-    warning = only(plan(H100, engine={"gpu_memory_utilization": 0.95}).findings(), "memory-tight")
+    warning = only(of_plan(plan(H100, engine={"gpu_memory_utilization": 0.95})), "memory-tight")
     assert warning.fix == "set engine.gpu_memory_utilization to 0.92"
 
 
@@ -282,14 +284,14 @@ def test_headroom_is_what_nobody_has() -> None:
     gpus = [device(0), device(1, used_gib=7.6)]
     made = plan(devices=gpus, models={"tensor_parallel_size": 2})
     assert made.refusal == "headroom"
-    assert only(made.findings(), "does-not-fit").message.startswith("only 0.35 GiB of GPU 1 stay outside")
+    assert only(of_plan(made), "does-not-fit").message.startswith("only 0.35 GiB of GPU 1 stay outside")
 
 
 def test_few_requests_are_named_with_and_without_the_draft() -> None:
     """Fewer than two requests of the full context is a warning."""
     made = plan({"gpu_name": "NVIDIA L40S"}, engine={"max_model_len": 40960, "gpu_memory_utilization": 0.8})
     assert 1 < made.capacity.requests < 2
-    assert "without the draft" in only(made.findings(), "low-concurrency").message
+    assert "without the draft" in only(of_plan(made), "low-concurrency").message
 
 
 def test_an_unknown_architecture_is_planned_with_what_is_known() -> None:
@@ -297,7 +299,7 @@ def test_an_unknown_architecture_is_planned_with_what_is_known() -> None:
     made = plan(H100, draft=False, target={"model_type": "mystery"}, speculation={"enabled": False})
     assert made.confidence == "assumed"
     assert len(made.assumed) == 2
-    assert [f.code for f in made.findings() if f.severity == "info"].count("vram-assumed") == 2
+    assert [f.code for f in of_plan(made) if f.severity == "info"].count("vram-assumed") == 2
 
 
 def test_an_assumed_kv_cache_refuses_nobody() -> None:
@@ -317,7 +319,7 @@ def test_the_cpu_backend_reports_ram() -> None:
     assert (made.gpus[0].activation_bytes, made.gpus[0].cuda_graph_bytes, made.gpus[0].non_torch_bytes) == (0, 0, 0)
     assert vram_text.render(made).startswith("Memory, 32.0 GiB free\n")
     refused = plan(engine=env, backend="cpu", free_ram_bytes=16 * GIB)
-    assert "not fit in memory: need 20.4 GiB, free 16.0 GiB" in only(refused.findings(), "does-not-fit").message
+    assert "not fit in memory: need 20.4 GiB, free 16.0 GiB" in only(of_plan(refused), "does-not-fit").message
 
 
 def test_pipeline_stages_are_planned_apart() -> None:

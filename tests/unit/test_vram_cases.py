@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from specserve.memory.findings import of_plan
 from tests import vram_cases
 from tests.vram_cases import Case, Error
 
@@ -81,7 +82,7 @@ def test_what_ran_out_of_memory_is_refused(cases: list[Case]) -> None:
 
 def test_few_that_served_are_warned_about(cases: list[Case]) -> None:
     """A warning for want of room outside the budget is for the few that have little."""
-    warned = [c.id for c in cases if "memory-tight" in [f.code for f in c.plan.findings()]]
+    warned = [c.id for c in cases if "memory-tight" in [f.code for f in of_plan(c.plan)]]
     assert len(warned) <= 0.05 * len(cases)
 
 

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specserve.checkpoint.facts import ModelFacts
 from specserve.config.schema import Settings
-from specserve.pair import vram, vram_text
-from specserve.pair.facts import ModelFacts
+from specserve.memory import plan as vram
+from specserve.memory import text as vram_text
+from specserve.memory.findings import of_plan
 from tests import vram_cases
 
 HYBRIDS: dict[str, dict[str, Any]] = {
@@ -77,4 +79,4 @@ def test_no_config_crashes_the_plan(config: dict[str, Any], method: str | None, 
     made = _plan(config, method, tp)
     json.dumps(made.as_dict())
     assert vram_text.render(made)
-    assert isinstance(made.findings(), list)
+    assert isinstance(of_plan(made), list)

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from specserve.checkpoint.facts import ModelFacts
+from specserve.checkpoint.safetensors import DTYPE_BITS, TensorFacts
 from specserve.config.schema import Settings
-from specserve.pair import parameters, weights
-from specserve.pair import shape as shapes
-from specserve.pair.facts import DTYPE_BITS, ModelFacts, TensorFacts
-from specserve.pair.shape import Shape
-from specserve.pair.weights import Weights
+from specserve.memory import deployment as shapes
+from specserve.memory import parameters, weights
+from specserve.memory.deployment import Shape
+from specserve.memory.weights import Weights
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.engine.metrics import EngineSnapshot, parse
-from specserve.families import key
+from specserve.engine.http.metrics import EngineSnapshot, parse
+from specserve.metric_families import key
 from specserve.sidecar.rates import quantile, readings
 from specserve.sidecar.window import RESOLUTION, Window
 from tests.virtual_engine import VirtualEngine

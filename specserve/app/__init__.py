@@ -1,0 +1,1 @@
+"""What a command does: the composition roots, one module a command. Prints nothing and never exits."""

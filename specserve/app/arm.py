@@ -1,0 +1,256 @@
+"""One arm of a benchmark as a live server: launched as any user would, or one that already runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from specserve.bench import slo
+from specserve.bench.result import Search, Speculation
+from specserve.bench.workload import Request, Workload
+from specserve.config.load import Loaded
+from specserve.engine.canary import corruption
+from specserve.engine.http import metrics
+from specserve.engine.http.client import Completion, EngineClient, EngineError
+from specserve.errors import ConfigError, EngineStartError, ExitCode, PreflightRefused, Problem, SpecserveError, Unsound
+from specserve.supervise.child import Child, exit_cause
+
+POLL_SECONDS = 0.2
+MAX_FOREIGN_SHARE = 0.05
+"""More tokens than this beyond ours: the counters are not about us. Requests that failed halfway have made some."""
+_REFUSALS: Mapping[int, type[SpecserveError]] = {
+    ExitCode.CONFIG: ConfigError,
+    ExitCode.PREFLIGHT: PreflightRefused,
+}
+"""A launch that refused before it started anything: its verdict is ours."""
+
+
+@dataclass(frozen=True)
+class ArmSpec:
+    """One arm: a configuration to launch, or a server that already runs."""
+
+    name: str
+    loaded: Loaded
+    overrides: tuple[str, ...] = ()
+    """``--set`` values that make this arm what it is."""
+    url: str | None = None
+
+    def client(self) -> EngineClient:
+        """A client of its server."""
+        return EngineClient(self.url or self.loaded.settings.base_url, self.api_key, verify=self.verifies)
+
+    @property
+    def api_key(self) -> str | None:
+        """What its server asks for."""
+        key = self.loaded.settings.server.api_key
+        return key.get_secret_value() if key else None
+
+    @property
+    def verifies(self) -> bool:
+        """Whether the certificate of its server is checked; that of a server which we launch is our own."""
+        return self.url is not None or self.loaded.settings.server.tls.cert_file is None
+
+
+def require_side_by_side(specs: Sequence[ArmSpec], *, has_gpu: bool) -> None:
+    """Raises ConfigError where arms that are launched together would want more than the memory of their GPUs."""
+    engines = [s.loaded.settings.engine for s in specs if s.url is None]
+    shares: dict[str | None, float] = {}
+    for engine in engines:
+        devices = engine.env.get("CUDA_VISIBLE_DEVICES")
+        shares[devices] = shares.get(devices, 0.0) + engine.gpu_memory_utilization
+    if has_gpu and (share := max(shares.values(), default=0.0)) > 1:
+        raise ConfigError(
+            f"the arms want {share:.2f} of the same GPU's memory; must be at most 1 together",
+            where="--together",
+            fix="--set engine.gpu_memory_utilization=0.45, or leave --together out",
+        )
+
+
+class Server:
+    """The server of one arm: launched by ``specserve launch`` as any user would, or one that already runs."""
+
+    def __init__(self, spec: ArmSpec, out: Path, environ: Mapping[str, str]) -> None:
+        self.spec, self._out, self._environ = spec, out, environ
+        self.client = spec.client()
+        self.child: Child | None = None
+        self.ready_seconds: float | None = None
+        self.kv_cache_tokens: int | None = None
+        self.model = spec.loaded.settings.served_model_name
+
+    def start(self) -> None:
+        """Raises EngineStartError when it does not become ready."""
+        if self.spec.url is None:
+            self._launch()
+        else:
+            self.model = self.client.models(timeout=30)[0]
+
+    def _launch(self) -> None:
+        with tempfile.TemporaryDirectory() as folder, (self._out / f"{self.spec.name}.log").open("a") as log:
+            told = Path(folder) / "ready.json"
+            self.child = Child(self._command(told), self._environ, lambda line: _append(log, line))
+            while not told.exists():
+                if (status := self.child.poll()) is not None:
+                    message, where = f"{exit_cause(status)} before it was ready", f"arm '{self.spec.name}'"
+                    raise _REFUSALS.get(status, EngineStartError)([Problem(message, where, _tail(self.child))])
+                time.sleep(POLL_SECONDS)
+            facts = json.loads(told.read_text(encoding="utf-8"))
+        self.ready_seconds, self.kv_cache_tokens = facts["ready_seconds"], facts["kv_cache_tokens"]
+
+    def _command(self, told: Path) -> list[str]:
+        """The sidecar stays off: its canaries would count as traffic."""
+        overrides = [*self.spec.overrides, "sidecar.enabled=false"]
+        sets = [part for o in overrides for part in ("--set", o)]
+        path = str(self.spec.loaded.path)
+        return [sys.executable, "-m", "specserve", "launch", path, "--ready-file", str(told), *sets]
+
+    def terminate(self) -> None:
+        """Ask it to drain and end."""
+        if self.child is not None:
+            self.child.terminate()
+
+    def wait(self) -> int:
+        """The exit status after at most the drain time and some; -9 when it has not ended by then."""
+        if self.child is None:
+            return 0
+        deadline = time.monotonic() + self.spec.loaded.settings.engine.drain_timeout_seconds + 30
+        while (status := self.child.poll()) is None and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        return -9 if status is None else status
+
+    def stop(self) -> None:
+        """Drain and end; kill what does not. A further signal to us is one to it, which then ends at once."""
+        if self.child is None:
+            return
+        try:
+            self.terminate()
+            self.wait()
+        except KeyboardInterrupt:
+            self.terminate()
+            self.wait()
+            raise
+        finally:
+            self.child.finish()
+
+    def counters(self) -> metrics.EngineSnapshot | None:
+        """The engine's counters now; None when they cannot be read, which is said by their absence."""
+        try:
+            return metrics.parse(self.client.metrics_text(timeout=30), at_seconds=time.monotonic())
+        except (EngineError, metrics.MetricsError):
+            return None
+
+
+def _append(log: TextIO, line: str) -> None:
+    log.write(line + "\n")
+    log.flush()
+
+
+def speculation(before: metrics.EngineSnapshot | None, after: metrics.EngineSnapshot | None) -> Speculation | None:
+    names = ("drafts", "draft_tokens", "accepted_tokens")
+    delta = [_delta(before, after, n) for n in names]
+    if any(d is None for d in delta) or not delta[1]:
+        return None
+    old = (before.accepted_per_position if before else None) or ()
+    new = (after.accepted_per_position if after else None) or ()
+    drafts, draft_tokens, accepted = (d or 0.0 for d in delta)
+    return Speculation(
+        drafts=drafts,
+        draft_tokens=draft_tokens,
+        accepted_tokens=accepted,
+        accepted_per_position=[n - (old[i] if i < len(old) else 0.0) for i, n in enumerate(new)],
+    )
+
+
+def _delta(before: metrics.EngineSnapshot | None, after: metrics.EngineSnapshot | None, name: str) -> float | None:
+    if before is None or after is None:
+        return None
+    old, new = before.total(name), after.total(name)
+    return None if old is None or new is None else new - old
+
+
+def foreign_tokens(
+    before: metrics.EngineSnapshot | None, after: metrics.EngineSnapshot | None, ours: int
+) -> float | None:
+    """Tokens that the server made for others, 0 when there were none to speak of; None when it is unknown."""
+    made = _delta(before, after, "generation_tokens")
+    if made is None:
+        return None
+    return made - ours if made > ours * (1 + MAX_FOREIGN_SHARE) else 0.0
+
+
+def prefix_hits(before: metrics.EngineSnapshot | None, after: metrics.EngineSnapshot | None) -> float | None:
+    hits, queries = _delta(before, after, "prefix_cache_hits"), _delta(before, after, "prefix_cache_queries")
+    return hits / queries if hits is not None and queries else None
+
+
+def ask(client: EngineClient, request: Request, **sampling: Any) -> Completion:
+    """The answer in one piece. Raises EngineError."""
+    if request.messages is None:
+        return client.complete(request.prompt or "", **sampling)
+    return client.chat(list(request.messages), **sampling)
+
+
+def score(client: EngineClient, request: Request, text: str) -> list[float] | None:
+    """Distance of each token of ``text`` to the target's best after this request, in nats; None when unknown."""
+    try:
+        shared: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 1, "return_token_ids": True}
+        prompt = ask(client, request, **shared)
+        tokens = client.complete(text, add_special_tokens=False, **shared)
+        if prompt.prompt_token_ids is None or tokens.prompt_token_ids is None:
+            return None
+        answer = tokens.prompt_token_ids
+        whole = client.complete([*prompt.prompt_token_ids, *answer], **shared)
+    except EngineError:
+        return None
+    if whole.prompt_logprobs is None:
+        return None
+    start = len(prompt.prompt_token_ids)
+    return corruption.gaps(answer, whole.prompt_logprobs[start:])
+
+
+def guidellm(environ: Mapping[str, str]) -> str:
+    """The command that searches: on the PATH (it may have an environment of its own), or beside this interpreter."""
+    found = shutil.which("guidellm", path=f"{environ.get('PATH', '')}{os.pathsep}{Path(sys.executable).parent}")
+    if found is None:
+        raise ConfigError(
+            "guidellm is not installed; it searches for the highest load",
+            where="--slo",
+            fix="pip install 'specserve[slo]', or pipx install 'guidellm~=0.8.1'",
+        )
+    return found
+
+
+def search(
+    server: Server,
+    workload: Workload,
+    objectives: Mapping[str, float],
+    probe_seconds: float,
+    environ: Mapping[str, str],
+) -> Search:
+    """The highest load at which this arm meets the objectives. Raises Unsound when guidellm fails."""
+    told = {"model": server.model, "api_key": server.spec.api_key}
+    with tempfile.TemporaryDirectory() as name:  # for us alone: the scenario holds the key
+        folder = Path(name)
+        scenario = slo.prepare(folder, workload, objectives, probe_seconds, target=server.client.base_url, **told)
+        argv = [guidellm(environ), "run", "--config", str(scenario), "--disable-console"]
+        child = Child(argv, environ, lambda _: None)
+        try:
+            while (status := child.poll()) is None:
+                time.sleep(POLL_SECONDS)
+        finally:
+            child.kill()
+        if status != 0:
+            fix = "the same command with --resume, with or without --slo, goes on from here"
+            raise Unsound([Problem(f"guidellm {exit_cause(status)}", "--slo", _tail(child), fix)])
+        return slo.read(folder, server.spec.name, workload.name, objectives)
+
+
+def _tail(child: Child) -> tuple[tuple[str, str], ...]:
+    return tuple(("log", line) for line in child.lines()[-20:])

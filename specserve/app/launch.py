@@ -1,0 +1,120 @@
+"""What a launch will be: the engine's command and environment, decided after the checks and before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specserve.config.load import Loaded
+from specserve.config.schema import Settings
+from specserve.engine.command import args, environment
+from specserve.engine.installed import introspect
+from specserve.errors import PreflightRefused
+from specserve.memory.accounting import NEWEST
+from specserve.supervise import leftovers
+
+if TYPE_CHECKING:
+    from specserve.app.preflight import PreflightReport
+    from specserve.checkpoint.lock import Progress
+
+DRAINING = "specserve.engine.inside.draining.RefuseWhileDraining"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Everything that is needed to start, decided but not begun."""
+
+    settings: Settings
+    command: args.EngineCommand
+    """As it is shown: only what differs from the caller's environment."""
+    env: Mapping[str, str]
+    """The engine's whole environment."""
+    folder: Path
+    """For records and logs."""
+    log: Path
+    secrets: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    report: PreflightReport | None = None
+    engine_version: str | None = None
+    state_folder: Path | None = None
+    """Where the sidecar keeps its baseline; None beside the records."""
+    visible_devices: str | None = None
+    calibrate: Path | None = None
+    """The config file beside which the engine's own memory figures are kept; None keeps nothing."""
+
+
+def plan(
+    loaded: Loaded,
+    *,
+    environ: Mapping[str, str],
+    skip: Sequence[str] = (),
+    engine_log: Path | None = None,
+    check: bool = True,
+    calibrate: bool = False,
+    progress: Progress = lambda _name, _n: None,
+) -> Launch:
+    """Check and decide; starts nothing. Raises PreflightRefused or ConfigError with everything that is wrong.
+
+    Without ``check``, for a look at the command, a vLLM is assumed where none is installed, and a note says so.
+    """
+    from specserve.app import preflight
+    from specserve.app import sidecar as watch
+
+    settings = loaded.settings
+    engine, notes = _engine(assume=not check)
+    report = None
+    if check:
+        report = preflight.run(loaded, skip=skip, environ=environ, progress=progress)
+        preflight.require(report)
+    weights = weights_bytes(report) if report else None
+    prepared = environment.prepare(settings, environ, cpu=engine.on_cpu, weights_bytes=weights)
+    command = args.build(with_draining(settings), installed=engine)
+    folder = leftovers.runtime_folder(environ)
+    return Launch(
+        settings=settings,
+        command=args.EngineCommand(command.argv, {**prepared.env, **command.env}),
+        env={**prepared.over(environ), **command.env},
+        folder=folder,
+        log=engine_log or folder / f"engine-{settings.server.port}.log",
+        secrets=loaded.secrets(),
+        notes=(*notes, *prepared.notes),
+        report=report,
+        engine_version=engine.version,
+        state_folder=watch.default_state_dir(environ),
+        visible_devices=environ.get("CUDA_VISIBLE_DEVICES"),
+        calibrate=loaded.path if calibrate else None,
+    )
+
+
+def _engine(*, assume: bool) -> tuple[introspect.Installed, tuple[str, ...]]:
+    """The installed vLLM; else, where one may be assumed, a vLLM for GPUs and a note that says so."""
+    engine = introspect.installed()
+    if engine is not None:
+        return engine, ()
+    if not assume:
+        raise PreflightRefused(
+            "vLLM is not installed beside specserve; launch needs it",
+            where="engine",
+            fix="pip install 'specserve[gpu]', or 'specserve[cpu]' on a machine without a GPU",
+        )
+    assumed = introspect.Installed("vllm", ".".join(map(str, NEWEST)), "python3")
+    note = f"vLLM is not installed here; assumed is {assumed} for GPUs, whose flags were not asked"
+    return assumed, (note,)
+
+
+def with_draining(settings: Settings) -> Settings:
+    """The settings with our middleware in front of the user's."""
+    extra = settings.engine.extra_args
+    theirs = extra.get("middleware") or []
+    ours = [DRAINING, *(theirs if isinstance(theirs, list) else [theirs])]
+    engine = settings.engine.model_copy(update={"extra_args": {**extra, "middleware": ours}})
+    return settings.model_copy(update={"engine": engine})
+
+
+def weights_bytes(report: PreflightReport) -> int | None:
+    """Of target and draft together, as their files have them; None when the target's are not known."""
+    target, draft = (report.pair.get(role) or {} for role in ("target", "draft"))
+    of_target = target.get("weights_bytes")
+    return None if of_target is None else of_target + (draft.get("weights_bytes") or 0)

@@ -1,0 +1,330 @@
+"""Every check before launch, in one report: the pair, what the engine supports, and memory."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specserve.checkpoint import lock as integrity
+from specserve.checkpoint import read as reading
+from specserve.checkpoint.facts import CheckpointRefused, ModelFacts
+from specserve.config.schema import Settings
+from specserve.config.speculation import NEEDS_DRAFT
+from specserve.errors import ConfigError, PreflightRefused, Problem
+from specserve.findings import CODES, Finding
+from specserve.memory.findings import of_plan
+from specserve.pair import consistency, heads, match, mtp, sampling, vocabulary
+from specserve.pair.consistency import Role
+
+if TYPE_CHECKING:
+    from specserve.config.load import Loaded
+    from specserve.engine.installed.introspect import EngineFacts, Installed
+
+_ORDER = {"error": 0, "warning": 1, "info": 2}
+_TARGET, _DRAFT = "models.target_model", "models.draft_model"
+_WITHOUT_WEIGHTS = {"weights-missing", "pickle-weights", "gguf-weights"}
+
+_WRONG_KIND = {"head-as-model", "model-as-head", "head-kind", "mtp-modules-missing"}
+_SAID_BY = {
+    "method-mismatch": _WRONG_KIND,
+    "known-bad-m-rope-draft": {"draft-mrope"},
+    "does-not-fit": {"tp-divisible"},
+}
+"""Code -> codes that say the same with its cause."""
+
+
+@dataclass(frozen=True)
+class PreflightReport:
+    """What was found, errors first, and what was measured on the way."""
+
+    findings: tuple[Finding, ...]
+    pair: Mapping[str, Any] = field(default_factory=dict)
+    """Both checkpoints and their vocabularies in numbers."""
+    vram: Mapping[str, Any] | None = None
+    """The memory plan; None when it was not made."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing refuses."""
+        return not self.errors
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        """The findings that refuse."""
+        return tuple(f for f in self.findings if f.severity == "error")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {
+            "ok": self.ok,
+            "findings": [f.as_dict() for f in self.findings],
+            "pair": dict(self.pair),
+            "vram": None if self.vram is None else dict(self.vram),
+        }
+
+
+def require(report: PreflightReport) -> None:
+    """Raise PreflightRefused with every error of the report, if there is one."""
+    if not report.ok:
+        raise PreflightRefused([Problem(f.message, f.where, fix=f.fix) for f in report.errors])
+
+
+def run(
+    loaded: Loaded,
+    *,
+    skip: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+    progress: integrity.Progress = lambda _name, _n: None,
+) -> PreflightReport:
+    """Run every check; nothing is raised for what they find. ``skip`` names codes to leave out.
+
+    Raises ConfigError for an unknown code in ``skip``.
+    """
+    from specserve.engine.installed import support
+
+    _require_known(skip)
+    settings, env = loaded.settings, environ or {}
+    with ThreadPoolExecutor(1) as pool:  # vLLM takes seconds to say what it is where nobody asked it before
+        asked = pool.submit(_ask_engine, env)
+        target, findings = read(settings, "target_model")
+        draft, more = read(settings, "draft_model") if settings.uses_draft_model else (None, [])
+        findings += more
+        in_memory, vram = _memory(loaded, target, draft, env)
+        findings += integrity.against_lock(loaded.path, _read(target, draft))
+        verdict = pair_findings(
+            settings, target, draft, known_types=lambda: _types(asked.result()[1]), progress=progress
+        )
+        installed, engine, unasked = asked.result()
+    findings += [*verdict.findings, *unasked]
+    findings += support.findings(settings, target, draft, installed, engine, environ=env, shm_bytes=_shm_bytes())
+    findings += [*in_memory, *_profile(settings)]
+    if installed is not None:
+        findings += _measured_with_another(loaded, installed)
+    kept = [f for f in _without_echoes(findings) if f.code not in skip]
+    kept.sort(key=lambda f: _ORDER[f.severity])
+    return PreflightReport(tuple(kept), _pair_dict(settings, target, draft, verdict), vram)
+
+
+def is_known(code: str) -> bool:
+    """Whether ``--skip`` may name it."""
+    from specserve.engine.installed import known_bad
+
+    return code in CODES or code in {entry.code for entry in known_bad.entries()}
+
+
+def _require_known(skip: Sequence[str]) -> None:
+    from specserve.engine.command.flags import did_you_mean
+
+    unknown = [code for code in skip if not is_known(code)]
+    if unknown:
+        hints = [did_you_mean(code, CODES) or "; docs/checks.md lists them" for code in unknown]
+        raise ConfigError([Problem(f"unknown code '{c}'{h}", "--skip") for c, h in zip(unknown, hints, strict=True)])
+
+
+def read(settings: Settings, role: str) -> tuple[ModelFacts | None, list[Finding]]:
+    """One checkpoint of the config, and what reading it showed; None when it cannot be read."""
+    model = settings.models.target_model if role == "target_model" else settings.models.draft_model
+    assert model is not None
+    try:
+        facts = reading.read(model.path, revision=model.revision, token=settings.models.token)
+    except CheckpointRefused as refused:
+        return None, [_placed(f, role) for f in refused.findings]
+    without = settings.engine.extra_args.get("load-format", settings.engine.extra_args.get("load_format")) == "dummy"
+    found = [_placed(f, role) for f in facts.findings if not (without and f.code in _WITHOUT_WEIGHTS)]
+    return facts, found
+
+
+def _placed(finding: Finding, role: str) -> Finding:
+    """The finding with the config key in front of the path, so that a reader knows which model it is."""
+    where = f"models.{role}.path ({finding.where})"
+    return Finding(finding.code, finding.severity, where, finding.message, finding.fix)
+
+
+def pair_findings(
+    settings: Settings,
+    target: ModelFacts | None,
+    draft: ModelFacts | None,
+    *,
+    known_types: Callable[[], Collection[str] | None] = lambda: None,
+    progress: integrity.Progress = lambda _name, _n: None,
+) -> vocabulary.Verdict:
+    """Every finding that the checkpoints alone decide. Works with what is there: one unreadable model hides nothing.
+
+    ``known_types`` is asked last: the ``model_type``s that the installed libraries know; None where none could say.
+    """
+    verdict = _checkpoints(settings, target, draft, progress)
+    code = [f for role in _roles(settings, target, draft) for f in consistency.code(role, known_types())]
+    return replace(verdict, findings=(*verdict.findings, *code))
+
+
+def _roles(settings: Settings, target: ModelFacts | None, draft: ModelFacts | None) -> Iterator[Role]:
+    ours, theirs = settings.models.target_model, settings.models.draft_model
+    tp, trust = ours.tensor_parallel_size, ours.trust_remote_code
+    if target is not None:
+        yield Role(target, ours, _TARGET, tp, trust)
+    if draft is not None and theirs is not None:
+        is_head = heads.kind_of(draft) not in (None, "draft_model")
+        own = (theirs.tensor_parallel_size if is_head else None) or tp  # a draft model runs at target TP
+        yield Role(draft, theirs, _DRAFT, own, trust, is_head)
+
+
+def _checkpoints(
+    settings: Settings, target: ModelFacts | None, draft: ModelFacts | None, progress: integrity.Progress
+) -> vocabulary.Verdict:
+    found: list[Finding] = []
+    roles = tuple(_roles(settings, target, draft))
+    found += consistency.tensor_parallel(roles)
+    for role in roles:
+        found += consistency.check(role)
+        found += match.float16_refused(settings, role.facts, f"{role.key}.path")
+        found += integrity.check(role.facts, role.settings.sha256, role.key, progress)
+    if target is not None:
+        found += match.target_length(settings, target)
+        if settings.method is not None:
+            found += sampling.check(settings, target)
+    if settings.method == "mtp":
+        found += _mtp(settings, target, draft)
+    if target is None or draft is None:
+        return vocabulary.Verdict(tuple(found))
+    return _both(settings, target, draft, found)
+
+
+def _both(settings: Settings, target: ModelFacts, draft: ModelFacts, found: list[Finding]) -> vocabulary.Verdict:
+    is_head = settings.method != "draft_model"
+    if settings.method in NEEDS_DRAFT:
+        together = list(match.check(settings, target, draft, is_head=is_head))
+        if any(f.code == "draft-is-target" for f in together):
+            return vocabulary.Verdict((*found, *together))
+        found += together
+    wrong = list(heads.check(settings, target, draft))
+    found += wrong
+    if any(f.code in _WRONG_KIND for f in wrong):
+        return vocabulary.Verdict(tuple(found))
+    spec = settings.speculative_decoding
+    verdict = vocabulary.check(
+        target, draft, heterogeneous=bool(spec.use_heterogeneous_vocab), is_head=is_head,
+        floor=spec.min_vocab_overlap_ratio,
+    )  # fmt: skip
+    return vocabulary.Verdict((*found, *verdict.findings), verdict.comparison, verdict.overlap)
+
+
+def _mtp(settings: Settings, target: ModelFacts | None, draft: ModelFacts | None) -> Iterator[Finding]:
+    separate = settings.models.draft_model is not None
+    carrier = draft if separate else target
+    if carrier is not None:
+        k, where = settings.speculative_decoding.num_speculative_tokens, _DRAFT if separate else _TARGET
+        yield from mtp.check(carrier, k, f"{where}.path")
+
+
+def _ask_engine(environ: Mapping[str, str]) -> tuple[Installed | None, EngineFacts | None, list[Finding]]:
+    """The installed vLLM and its answers, from the cache where they are known."""
+    from specserve.engine.installed import introspect
+
+    installed = introspect.installed()
+    if installed is None:
+        return None, None, []
+    answer = introspect.describe(installed, environ=environ)
+    return (installed, None, [answer]) if isinstance(answer, Finding) else (installed, answer, [])
+
+
+def _measured_with_another(loaded: Loaded, installed: Installed) -> Iterator[Finding]:
+    """What was measured with another version of the engine says little about this one."""
+    from specserve.memory import calibration
+
+    profile = loaded.settings.sidecar.benchmark_profile
+    measured = [(calibration.path_for(loaded.path), f"specserve launch {loaded.path} --calibrate")]
+    if profile is not None:
+        measured.append((Path(profile), f"specserve bench {loaded.path}"))
+    for path, fix in measured:
+        try:
+            engine = json.loads(path.read_text(encoding="utf-8")).get("engine")
+        except (OSError, ValueError, AttributeError):  # whoever uses the file says what is wrong with it
+            continue
+        if isinstance(engine, str) and engine.split()[-1:] != [installed.version]:
+            message = f"was measured with {engine}; installed is {installed}"
+            yield Finding("engine-changed", "warning", str(path), message, fix)
+
+
+def _profile(settings: Settings) -> Iterator[Finding]:
+    """The benchmark profile, which the sidecar reads when it starts."""
+    from specserve.sidecar import speedup
+
+    path = settings.sidecar.benchmark_profile
+    if path is None or not settings.sidecar.enabled:
+        return
+    try:
+        speedup.load(Path(path))
+    except ConfigError as error:
+        fix = "give the profile that specserve bench wrote, or remove sidecar.benchmark_profile"
+        for problem in error.problems:
+            where = f"sidecar.benchmark_profile ({problem.where})"
+            yield Finding("profile-unusable", "error", where, problem.message, fix)
+
+
+def _read(target: ModelFacts | None, draft: ModelFacts | None) -> dict[str, ModelFacts]:
+    return {key: facts for key, facts in (("target_model", target), ("draft_model", draft)) if facts is not None}
+
+
+def _types(engine: EngineFacts | None) -> Collection[str] | None:
+    return (engine.model_types or None) if engine else None
+
+
+def _shm_bytes() -> int | None:
+    try:
+        status = os.statvfs("/dev/shm")  # noqa: S108
+    except OSError:
+        return None
+    return status.f_frsize * status.f_blocks
+
+
+def _memory(
+    loaded: Loaded, target: ModelFacts | None, draft: ModelFacts | None, environ: Mapping[str, str]
+) -> tuple[list[Finding], Mapping[str, Any] | None]:
+    """The memory plan, where everything that will be loaded could be read."""
+    from specserve.app.plan import Planning
+
+    if target is None or (draft is None and loaded.settings.uses_draft_model):
+        return [], None
+    plan = Planning.of(loaded, environ=environ, target=target, draft=draft).plan()
+    found = of_plan(plan)
+    if plan.fits is None:
+        what = f"the memory of {plan.gpu_name!r} is not known" if plan.gpu_name else "no GPU was found or is described"
+        fix = f"set hardware.{'gpu_memory_gib' if plan.gpu_name else 'gpu_name'}"
+        found.append(Finding("vram-not-checked", "info", "hardware", f"{what}; memory was not checked", fix))
+    return found, plan.as_dict()
+
+
+def _without_echoes(findings: list[Finding]) -> list[Finding]:
+    """The same fault said once: where a check of the pair names the cause, the engine's view of it is left out."""
+    codes = {f.code for f in findings}
+    return [f for f in dict.fromkeys(findings) if not codes & _SAID_BY.get(f.code, set())]
+
+
+def _pair_dict(
+    settings: Settings, target: ModelFacts | None, draft: ModelFacts | None, verdict: vocabulary.Verdict
+) -> dict[str, Any]:
+    return {
+        "method": settings.method,
+        "target": None if target is None else _model_dict(target),
+        "draft": None if draft is None else {"kind": heads.kind_of(draft), **_model_dict(draft)},
+        "vocabulary": None if verdict.comparison is None else verdict.comparison.as_dict(),
+        "vocabulary_overlap_ratio": verdict.overlap,
+    }
+
+
+def _model_dict(facts: ModelFacts) -> dict[str, Any]:
+    return {
+        "path": facts.path,
+        "revision": facts.revision,
+        "architecture": facts.architectures[0] if facts.architectures else None,
+        "weights_bytes": facts.total_size_bytes,
+        "dtype": match.stored_dtype(facts),
+        "quantization": consistency.quantization_of(facts),
+        "vocab_size": vocabulary.vocab_size(facts),
+        "max_position_embeddings": match.native_length(facts),
+    }

@@ -1,0 +1,278 @@
+"""The composition root: settings -> checks -> command -> supervised engine, with the sidecar beside it.
+
+Nothing is printed here: whoever calls gives a :class:`Reporter`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import urllib3
+
+from specserve.app.launch import Launch
+from specserve.config.schema import Settings
+from specserve.engine.command import args
+from specserve.engine.http.client import EngineClient
+from specserve.engine.inside import repairs
+from specserve.engine.output import logs
+from specserve.supervise import leftovers
+from specserve.supervise.child import Child, session_members
+from specserve.supervise.output import EngineLog, Troubles
+from specserve.supervise.readiness import Readiness
+from specserve.supervise.report import Reporter, Serving
+from specserve.supervise.state import Event, Failed, Limits, Machine, Ready, State
+from specserve.supervise.supervisor import Hooks, Supervisor
+from specserve.supervise.verdict import End, judge
+
+if TYPE_CHECKING:
+    from specserve.app.sidecar import Watch
+    from specserve.engine.canary.run import CanaryResult
+
+DRAIN_MARGIN_SECONDS = 10.0
+"""On top of the engine's own drain time: after its last request it still frees the GPU."""
+
+_log = logging.getLogger("specserve.serve")
+
+
+def clear(settings: Settings, *, environ: Mapping[str, str], reap: bool) -> list[str]:
+    """See that nothing is in the way: an earlier run's engine, or whoever holds our ports.
+
+    Before the checks, because what an engine left behind holds would count against the memory plan. Answers what
+    was reaped. Raises EngineStartError.
+    """
+    folder, server, sidecar = leftovers.runtime_folder(environ), settings.server, settings.sidecar
+    leftovers.make_private(folder)
+    ports = {"server.port": (server.host, server.port)}
+    if sidecar.enabled:
+        ports["sidecar.port"] = (sidecar.host, sidecar.port)
+    follows = settings.engine.node_rank > 0  # listens nowhere
+    return leftovers.require_clean(folder, {} if follows else ports, reap=reap)
+
+
+def run(launch: Launch, report: Reporter) -> None:
+    """Start, watch and end the engine. Returns after a clean stop.
+
+    Raises EngineStartError, EngineLost or Interrupted, with the cause named and the engine's last lines.
+    """
+    for note in launch.notes:
+        report.note(note)
+    for finding in launch.report.findings if launch.report else ():
+        report.finding(finding)
+    with EngineLog(launch.log, launch.secrets) as log:
+        _Run(launch, report, log).run()
+
+
+class _Run:
+    """One launch, from the first start to the last stop."""
+
+    def __init__(self, launch: Launch, report: Reporter, log: EngineLog) -> None:
+        self._launch, self._report, self._log = launch, report, log
+        settings = launch.settings
+        self._client = engine_client(settings)
+        self._readiness = Readiness(self._client, settings.served_model_name, self._canary)
+        self._follows = settings.engine.node_rank > 0
+        alive = (lambda: None) if self._follows else self._readiness.check_alive
+        hooks = Hooks(self._spawn, self._check_ready, alive, self._changed, self._gone)
+        self._limits = limits(settings)
+        self._supervisor = Supervisor(hooks, self._limits)
+        self._phases, self._started = ["starting"], time.monotonic()
+        self._end, self._troubles, self._telling = End(launch.log), Troubles(), threading.Lock()
+        self._record: Path | None = None
+        self._canary_result: CanaryResult | None = None
+        self._said = logs.EngineReport()
+        self._reconciliation: dict[str, Any] | None = None
+        self._repairs: tuple[str, ...] = ()
+        self._sidecar = self._watch() if settings.sidecar.enabled and not self._follows else None
+
+    def run(self) -> None:
+        """Raises unless the engine stopped cleanly. The sidecar outlives the engine: it sees the drain to its end."""
+        if self._sidecar is not None:
+            self._sidecar.start()
+        try:
+            machine = self._supervisor.run()
+        finally:
+            if self._sidecar is not None:
+                self._sidecar.stop()
+        judge(machine, self._end, self._limits)
+
+    def _watch(self) -> Watch:
+        from specserve.app.sidecar import Watch
+
+        return Watch(
+            self._launch.settings,
+            facts=self._facts,
+            state_dir=self._launch.state_folder or self._launch.folder,
+            visible_devices=self._launch.visible_devices,
+        )
+
+    def _facts(self) -> dict[str, Any]:
+        """What the sidecar cannot read from the engine's metrics."""
+        machine, child, launch = self._supervisor.machine, self._supervisor.child, self._launch
+        checked = self._canary_result
+        return {
+            "state": State.STARTING.value if machine == Machine() else machine.state.value,
+            "draining": machine.state is State.STOPPING and machine.stopped_from is State.RUNNING,
+            "engine_version": launch.engine_version,
+            "command": args.shell_line(launch.command),
+            "plan": launch.report.vram if launch.report else None,
+            "actual": {name: value for name, value in asdict(self._said).items() if value is not None},
+            "reconciliation": self._reconciliation,
+            "canary": asdict(checked) if checked else None,
+            "repairs": self._repairs,
+            "engine_pids": session_members(child.pid) if child else (),
+        }
+
+    def _spawn(self) -> Child:
+        self._phases, self._started = ["starting"], time.monotonic()
+        self._end = End(self._launch.log)
+        self._tell()
+        child = Child(self._launch.command.argv, self._launch.env, self._line)
+        record = leftovers.record_of(child.pid, port=self._launch.settings.server.port, log=str(self._launch.log))
+        try:
+            self._record = record.write(self._launch.folder)
+        except OSError as error:  # a disk that fills up does not stop the engine
+            self._report.note(
+                f"Warning: {self._launch.folder}: cannot be written ({error.strerror}); if specserve is killed, "
+                "the next start will not know this engine. Fix: make room there, or export XDG_STATE_HOME=another"
+            )
+        return child
+
+    def _line(self, raw: str) -> None:
+        """One line of the engine's output; called in the thread that drains it."""
+        line = self._log.write(raw)
+        trouble = self._troubles.of(line)
+        if trouble:
+            # An engine that is told to end complains of being ended; the log has it.
+            if self._supervisor.machine.state is not State.STOPPING:
+                self._report.engine_line(trouble)
+        elif trouble is None and self._supervisor.machine.state is State.STARTING:
+            phase = logs.phase(line)
+            if phase is not None:
+                self._tell(phase)
+
+    def _tell(self, phase: str | None = None) -> None:
+        """Say where it is. Phases only go forward; a line of an earlier one is its echo. The thread that drains the
+        output and the one that checks both come here."""
+        with self._telling:
+            if phase is not None and phase not in self._phases:
+                self._phases.append(phase)
+            self._report.phase(self._phases[-1], time.monotonic() - self._started)
+
+    def _check_ready(self) -> Event | None:
+        self._tell()
+        if self._follows:  # it has no API: that its process lives is all that can be known here
+            return Ready()
+        return self._readiness.check_ready()
+
+    def _canary(self) -> Failed | None:
+        """Why it must not be called ready. What is merely doubtful is said and let pass."""
+        from specserve.engine.canary import run as canary
+
+        self._tell("canary")
+        settings = self._launch.settings
+        result = self._canary_result = canary.run(self._client, settings)
+        if result.verdict == "ok":
+            return None
+        words = f"canary: {result.verdict}: {'; '.join(result.reasons)}"
+        if result.blocks(settings.engine.canary):
+            key = "policy" if result.verdict == "corrupt" else "acceptance_policy"
+            fix = f"--set speculative_decoding.enabled=false; to serve all the same: --set engine.canary.{key}=warn"
+            return Failed(words, retry=False, fix=fix)
+        self._report.note(words)
+        return None
+
+    def _changed(self, machine: Machine, reason: str) -> None:
+        _log.debug("%s: %s", machine.state, reason)
+        self._report.changed(machine.state, reason)
+        if machine.state is State.RUNNING:
+            lines = self._supervisor.child.lines() if self._supervisor.child else []
+            self._said, self._repairs = logs.read_report(lines), repairs.applied_in(lines)
+            if self._follows:
+                self._report.note(follows(self._launch.settings))
+            else:
+                self._report.ready(self._serving())
+                self._reconcile()
+        # Last, when all that it tells is known: or /readyz would say so up to an interval later than we do.
+        if self._sidecar is not None:
+            self._sidecar.look()
+
+    def _reconcile(self) -> None:
+        """Hold the engine's own memory figures against the plan, and keep them for the next plan if asked to."""
+        from specserve.memory import calibration
+
+        launch = self._launch
+        planned = launch.report.vram if launch.report else None
+        if not planned or not planned.get("gpus"):
+            return
+        found = calibration.reconcile(planned, self._said)
+        self._reconciliation = found.as_dict()
+        if found.warning:
+            self._report.note(f"Warning: {found.warning}")
+        if launch.calibrate is None:
+            return
+        name = calibration.key(launch.settings, launch.engine_version, planned["gpu_name"])
+        measured = calibration.measure(planned, self._said, key=name, engine=launch.engine_version)
+        if measured is None:
+            self._report.note("the engine did not say enough to calibrate the memory plan")
+            return
+        try:
+            self._report.note(f"memory figures kept in {calibration.save(measured, launch.calibrate)}")
+        except OSError as error:  # the server is up, and stays so
+            path = calibration.path_for(launch.calibrate)
+            self._report.note(f"Warning: {path}: cannot be written ({error.strerror})")
+
+    def _serving(self) -> Serving:
+        settings, said = self._launch.settings, self._said
+        return Serving(
+            url=f"{settings.base_url}/v1",
+            model=settings.served_model_name,
+            method=settings.method,
+            num_speculative_tokens=settings.speculative_decoding.num_speculative_tokens if settings.method else None,
+            kv_cache_tokens=said.kv_cache_tokens,
+            ready_seconds=time.monotonic() - self._started,
+            sidecar_url=self._sidecar.url if self._sidecar else None,
+            log=self._launch.log,
+        )
+
+    def _gone(self, child: Child) -> None:
+        self._end = End(
+            self._launch.log, self._phases[-1], tuple(child.lines()), child.poll(), self._readiness.last_answer
+        )
+        if self._record is not None and not session_members(child.pid):
+            leftovers.forget(self._record)
+
+
+def follows(settings: Settings) -> str:
+    """What a node says that leads nothing."""
+    engine = settings.engine
+    return f"node {engine.node_rank} of {engine.node_count} works for {engine.leader_address}, which has the API"
+
+
+def limits(settings: Settings) -> Limits:
+    """The supervisor's times and counts."""
+    engine = settings.engine
+    return Limits(
+        start_timeout_seconds=engine.startup_timeout_seconds,
+        drain_timeout_seconds=engine.drain_timeout_seconds + DRAIN_MARGIN_SECONDS,
+        max_restarts=engine.max_restarts,
+        backoff_seconds=engine.restart_backoff_seconds,
+    )
+
+
+def engine_client(settings: Settings) -> EngineClient:
+    """A client of the engine on this machine. Its certificate is not checked: the name in it is not 127.0.0.1."""
+    key = settings.server.api_key
+    if settings.server.tls.cert_file is not None:
+        urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
+    return EngineClient(
+        settings.base_url,
+        key.get_secret_value() if key else None,
+        verify=settings.server.tls.cert_file is None,
+        model=settings.served_model_name,
+    )

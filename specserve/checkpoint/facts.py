@@ -1,0 +1,101 @@
+"""What a checkpoint's own files say: config, tensors, tokenizer. Read, never loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from specserve.checkpoint.safetensors import DTYPE_BITS, TensorFacts
+from specserve.errors import PreflightRefused, Problem
+from specserve.findings import Finding
+
+
+class Source(Protocol):
+    """Where a checkpoint's files come from: a folder, or a repository on the Hub."""
+
+    @property
+    def name(self) -> str:
+        """As configured."""
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the files lie on this machine; None when they stay remote."""
+
+    @property
+    def revision(self) -> str | None:
+        """The resolved commit; None for a plain folder."""
+
+    def files(self) -> Mapping[str, int]:
+        """File name -> size in bytes, of every file of the checkpoint."""
+
+    def read(self, name: str, start: int, length: int) -> bytes:
+        """Up to ``length`` bytes of one file from ``start``."""
+
+
+class CheckpointRefused(PreflightRefused):
+    """Raised when a checkpoint cannot be read, with every reason as a finding."""
+
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        self.findings = tuple(findings)
+        super().__init__([Problem(f.message, f.where, fix=f.fix) for f in self.findings])
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """One checkpoint, as its files describe it. What was not found is None or empty, never a guess."""
+
+    path: str
+    """As configured: a folder or a Hub id."""
+    config: Mapping[str, Any]
+    """config.json, whole."""
+    folder: Path | None = None
+    """Where the files lie on this machine; None when only metadata was read."""
+    revision: str | None = None
+    """The resolved Hub commit; None for a plain folder."""
+    tensors: Mapping[str, TensorFacts] | None = None
+    """Name -> header entry; None when no header was at hand (index only, or nothing)."""
+    total_size_bytes: int | None = None
+    """Bytes of all tensors: sum of headers, else the index's ``metadata.total_size``."""
+    generation_config: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer_config: Mapping[str, Any] = field(default_factory=dict)
+    files: tuple[str, ...] = ()
+    """Names of all files seen in the checkpoint."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """File name -> bytes."""
+    chat_template: str | None = None
+    """From chat_template.jinja, chat_template.json or tokenizer_config.json."""
+    findings: tuple[Finding, ...] = ()
+    """What reading already showed: weights missing, pickles, GGUF, a shard that the index names and nobody has."""
+    source: Source | None = field(default=None, repr=False, compare=False)
+    """To read more: tokenizer files, a small tensor."""
+
+    @property
+    def text_config(self) -> Mapping[str, Any]:
+        """The language model's part of config.json: ``text_config`` (or alike) where nested, else the whole."""
+        for key in ("text_config", "llm_config", "language_config", "thinker_config"):
+            nested = self.config.get(key)
+            if isinstance(nested, Mapping):
+                inner = nested.get("text_config")
+                return inner if isinstance(inner, Mapping) else nested
+        return self.config
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """``architectures`` of config.json."""
+        names = self.config.get("architectures")
+        return tuple(str(n) for n in names) if isinstance(names, list) else ()
+
+    @property
+    def model_type(self) -> str:
+        """``model_type`` of config.json; empty when absent."""
+        name = self.config.get("model_type")
+        return name if isinstance(name, str) else ""
+
+    @property
+    def parameters(self) -> int | None:
+        """Elements of all tensors; None without headers. Packed quantized weights count as they are stored."""
+        if self.tensors is None:
+            return None
+        return sum(t.nbytes * 8 // DTYPE_BITS[t.dtype] for t in self.tensors.values())

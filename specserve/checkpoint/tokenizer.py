@@ -1,0 +1,254 @@
+"""Token -> id maps from a checkpoint's tokenizer file: tokenizer.json, SentencePiece, tiktoken, tekken.
+
+Maps are read from the files themselves; the tokenizer libraries are loaded only to encode text.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from specserve.checkpoint.facts import ModelFacts, Source
+from specserve.checkpoint.safetensors import Corrupt, parse_object
+from specserve.units import size
+
+MAX_TOKENIZER_BYTES = 64 * 1024**2
+MAX_TOKENS = 2_000_000
+Kind = Literal["tokenizer.json", "sentencepiece", "tiktoken", "tekken"]
+_SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model.v3")
+_RULES = ("normalizer", "pre_tokenizer")
+
+
+class MissingLibrary(Exception):
+    """Raised when a tokenizer file needs a library that is not installed."""
+
+
+class NotEncodable(Exception):
+    """Raised when a map is known and text cannot be encoded with it; says why."""
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """The vocabulary of one tokenizer file."""
+
+    kind: Kind
+    file: str
+    digest: str
+    """SHA-256 of the file."""
+    base: Mapping[str, int]
+    """Ordinary tokens. Bytes are written in GPT-2's printable alphabet, as tokenizer.json does."""
+    added: Mapping[str, int] = field(default_factory=dict)
+    """Special and added tokens."""
+    rules: Mapping[str, str] = field(default_factory=dict)
+    """Part (``normalizer``, ``pre_tokenizer``, ``merges``, ...) -> digest of its definition."""
+    data: bytes = field(default=b"", repr=False)
+    """The file itself, to encode with."""
+
+    @property
+    def size(self) -> int:
+        """Largest id plus one."""
+        return 1 + max(max(self.base.values(), default=-1), max(self.added.values(), default=-1))
+
+    def space_prefix(self) -> tuple[str, ...]:
+        """The mark of a space before a word: ``Ġ`` (byte-level BPE) or ``▁`` (SentencePiece); both where unclear."""
+        marks = tuple(mark for mark in ("Ġ", "▁") if mark + "a" in self.base)
+        return marks if len(marks) == 1 else ("Ġ", "▁")
+
+
+def load(facts: ModelFacts) -> Tokenizer | None:
+    """The tokenizer of a checkpoint; None when it has none. Raises Corrupt or MissingLibrary."""
+    name = _choose(facts.sizes)
+    if name is None or facts.source is None:
+        return None
+    data = _bytes(facts.source, facts.sizes, name)
+    digest = hashlib.sha256(data).hexdigest()
+    try:
+        if name == "tokenizer.json":
+            return _tokenizer_json(name, digest, data)
+        if name == "tekken.json":
+            return _tekken(name, digest, data)
+        if name.endswith(".tiktoken") or _is_tiktoken(data):
+            return Tokenizer("tiktoken", name, digest, _ranks(data), data=data)
+        return _sentencepiece(name, digest, data)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as e:
+        raise e if isinstance(e, Corrupt) else Corrupt(f"is not a tokenizer file ({e})") from None
+
+
+def encoder(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
+    """A function from text to ids without special tokens. Raises Corrupt or NotEncodable."""
+    match tokenizer.kind:
+        case "tokenizer.json":
+            return _encode_json(tokenizer)
+        case "tekken":
+            return _encode_tekken(tokenizer)
+        case "sentencepiece":
+            processor = _processor(tokenizer.data)
+            return lambda text: list(processor.encode(text))
+        case "tiktoken":
+            raise NotEncodable(f"{tokenizer.file} does not say how text is split into words")
+
+
+def _encode_tekken(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
+    try:
+        from tiktoken import Encoding
+    except ImportError:
+        raise NotEncodable("the tiktoken library is not installed (pip install 'specserve[vocab]')") from None
+    body = parse_object(tokenizer.data)
+    specials, entries = _tekken_words(body)
+    ranks = {base64.b64decode(e["token_bytes"]): e["rank"] for e in entries}
+    pattern = body["config"].get("pattern")
+    native = _guarded(lambda: Encoding("tekken", pat_str=pattern, mergeable_ranks=ranks, special_tokens={}))
+    return lambda text: [i + specials for i in _guarded(lambda: native.encode_ordinary(text))]
+
+
+def _encode_json(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
+    from tokenizers import Tokenizer as Native
+
+    native = _guarded(lambda: Native.from_buffer(tokenizer.data))
+    return lambda text: list(_guarded(lambda: native.encode(text, add_special_tokens=False).ids))
+
+
+def _guarded(call: Callable[[], Any]) -> Any:
+    """Call a library in Rust; it raises a bare Exception, or a PanicException, which is no Exception at all."""
+    try:
+        return call()
+    except BaseException as e:
+        if isinstance(e, KeyboardInterrupt | SystemExit | GeneratorExit):
+            raise
+        raise Corrupt(f"is one that no text can be encoded with ({str(e)[:200]})") from None
+
+
+def _choose(sizes: Mapping[str, int]) -> str | None:
+    """The file that vLLM would use first."""
+    for name in ("tokenizer.json", "tekken.json", *_SENTENCEPIECE):
+        if name in sizes:
+            return name
+    return next((n for n in sizes if n.endswith(".tiktoken")), None)
+
+
+def _bytes(source: Source, sizes: Mapping[str, int], name: str) -> bytes:
+    if sizes[name] > MAX_TOKENIZER_BYTES:
+        raise Corrupt(f"has {size(sizes[name])}; more than {size(MAX_TOKENIZER_BYTES)} is not read")
+    try:
+        return source.read(name, 0, MAX_TOKENIZER_BYTES)
+    except OSError as e:
+        raise Corrupt(f"cannot be read ({e.strerror or e})") from None
+
+
+def _tokenizer_json(name: str, digest: str, data: bytes) -> Tokenizer:
+    body = parse_object(data)
+    model = body.get("model")
+    if not isinstance(model, dict):
+        raise Corrupt("has no model")
+    vocab = model.pop("vocab", None)
+    base = dict(_unigram(vocab)) if isinstance(vocab, list) else vocab
+    if not isinstance(base, dict):
+        raise Corrupt("has no vocabulary")
+    added = {str(t["content"]): t["id"] for t in body.get("added_tokens") or []}
+    _check_ids(base)
+    _check_ids(added)
+    for token, token_id in added.items():
+        if base.get(token) == token_id:
+            del base[token]
+    rules = {part: _digest(body.get(part)) for part in _RULES}
+    rules["merges"] = _merges(model.pop("merges", None))
+    rules["model"] = _digest({k: v for k, v in model.items() if v not in (None, False, "")})
+    return Tokenizer("tokenizer.json", name, digest, base, added, rules, data)
+
+
+def _unigram(vocab: list[Any]) -> list[tuple[str, int]]:
+    return [(str(entry[0]), i) for i, entry in enumerate(vocab)]
+
+
+def _merges(merges: Any) -> str:
+    """Digest of merges as ``a b`` lines: newer files write pairs, older ones strings."""
+    if not isinstance(merges, list):
+        return _digest(merges)
+    lines = "\n".join(" ".join(m) if isinstance(m, list) else m for m in merges)
+    return hashlib.sha256(lines.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def _check_ids(ids: Mapping[str, Any]) -> None:
+    if len(ids) > MAX_TOKENS:
+        raise Corrupt(f"has {len(ids)} tokens; more than {MAX_TOKENS} are not read")
+    for token, token_id in ids.items():
+        if type(token_id) is not int or not 0 <= token_id < 1 << 31:
+            raise Corrupt(f"token {token[:50]!r} has no valid id")
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _is_tiktoken(data: bytes) -> bool:
+    """Whether a ``tokenizer.model`` is tiktoken text (Llama 3's original) and not a SentencePiece protobuf."""
+    first = data[:200].split(b"\n", 1)[0].split(b" ")
+    return len(first) == 2 and first[1].strip().isdigit()
+
+
+def _ranks(data: bytes) -> dict[str, int]:
+    ranks: dict[str, int] = {}
+    for line in data.splitlines():
+        if line.strip():
+            token, rank = line.split()
+            ranks[_printable(base64.b64decode(token, validate=True))] = int(rank)
+    _check_ids(ranks)
+    return ranks
+
+
+def _tekken(name: str, digest: str, data: bytes) -> Tokenizer:
+    body = parse_object(data)
+    specials, entries = _tekken_words(body)
+    base = {_printable(base64.b64decode(e["token_bytes"])): e["rank"] + specials for e in entries}
+    added = {str(t["token_str"]): t["rank"] for t in body.get("special_tokens") or []}
+    _check_ids(base)
+    _check_ids(added)
+    rules = {"pre_tokenizer": _digest(body["config"].get("pattern"))}
+    return Tokenizer("tekken", name, digest, base, added, rules, data)
+
+
+def _tekken_words(body: Mapping[str, Any]) -> tuple[int, list[Mapping[str, Any]]]:
+    """How many special tokens come first, and the ordinary ones in use: the file lists more than that."""
+    config = body["config"]
+    specials = int(config["default_num_special_tokens"])
+    ordinary = int(config["default_vocab_size"]) - specials
+    return specials, [e for e in body["vocab"] if e["rank"] < ordinary]
+
+
+def _sentencepiece(name: str, digest: str, data: bytes) -> Tokenizer:
+    processor = _processor(data)
+    base: dict[str, int] = {}
+    added: dict[str, int] = {}
+    for i in range(min(processor.get_piece_size(), MAX_TOKENS)):
+        special = processor.is_control(i) or processor.is_unknown(i)
+        (added if special else base)[processor.id_to_piece(i)] = i
+    return Tokenizer("sentencepiece", name, digest, base, added, data=data)
+
+
+def _processor(data: bytes) -> Any:
+    try:
+        from sentencepiece import SentencePieceProcessor
+    except ImportError:
+        raise MissingLibrary("sentencepiece") from None
+    try:
+        return SentencePieceProcessor(model_proto=data)
+    except RuntimeError as e:
+        raise Corrupt(f"is not a SentencePiece model ({str(e)[:100]})") from None
+
+
+def _printable(token: bytes) -> str:
+    return token.decode("latin-1").translate(_ALPHABET)
+
+
+def _alphabet() -> dict[int, str]:
+    """Byte -> printable stand-in, GPT-2's table: printable Latin-1 stays, the rest moves behind U+0100."""
+    stays = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    moved = (b for b in range(256) if b not in stays)
+    return {b: chr(256 + i) for i, b in enumerate(moved)}
+
+
+_ALPHABET = _alphabet()

@@ -1,0 +1,1 @@
+"""Settings to the command line and environment of vLLM's server."""

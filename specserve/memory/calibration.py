@@ -1,0 +1,141 @@
+"""Plan against engine: compare what was planned with what the engine reports, and keep what was measured."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specserve.memory.result import Calibration
+from specserve.units import gib
+
+if TYPE_CHECKING:
+    from specserve.config.schema import Settings
+    from specserve.engine.output.logs import EngineReport
+
+TOLERANCE = 0.15
+"""A larger difference is worth a warning: something was placed otherwise than planned."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One figure, planned and measured (never 0)."""
+
+    name: str
+    planned: float
+    measured: float
+
+    @property
+    def difference(self) -> float:
+        """(planned - measured) / measured.
+
+        >>> Comparison("kv_cache_tokens", 115, 100).difference
+        0.15
+        """
+        return (self.planned - self.measured) / self.measured
+
+
+@dataclass(frozen=True)
+class Reconciliation:
+    """Plan and engine side by side."""
+
+    comparisons: tuple[Comparison, ...]
+
+    @property
+    def warning(self) -> str | None:
+        """One sentence with both numbers of the figure that is off most; None when all are within 15 %."""
+        worst = max(self.comparisons, key=lambda c: abs(c.difference), default=None)
+        if worst is None or abs(worst.difference) <= TOLERANCE:
+            return None
+        digits = 0 if worst.name.endswith("tokens") else 2
+        planned, measured = (
+            gib(value) if worst.name.endswith("_bytes") else f"{value:.{digits}f}"
+            for value in (worst.planned, worst.measured)
+        )
+        return (f"memory plan is off: {worst.name} planned {planned}, the engine reports "
+                f"{measured} ({worst.difference * 100:+.0f} %)")  # fmt: skip
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form, for /status."""
+        return {
+            c.name: {"planned": c.planned, "measured": c.measured, "difference_ratio": c.difference}
+            for c in self.comparisons
+        }
+
+
+def reconcile(vram: Mapping[str, Any], report: EngineReport) -> Reconciliation:
+    """Compare every figure that both know. ``vram`` is ``Plan.as_dict()``, which preflight's report carries."""
+    gpu = _tightest(vram)
+    pairs: list[tuple[str, float | None, float | None]] = [
+        ("model_loading_bytes", _weights(gpu), report.model_loading_bytes),
+        ("kv_cache_bytes", gpu["kv_cache_bytes"], report.available_kv_bytes),
+        ("kv_cache_tokens", gpu["kv_cache_tokens"], report.kv_cache_tokens),
+        ("max_concurrency", vram["max_concurrency"]["requests"] or None, report.max_concurrency),
+    ]
+    return Reconciliation(tuple(Comparison(n, p, m) for n, p, m in pairs if p is not None and m))
+
+
+def _tightest(vram: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The GPU with the least KV cache, which the engine's log lines follow."""
+    gpus: list[Mapping[str, Any]] = vram["gpus"]
+    return min(gpus, key=lambda g: g["kv_cache_bytes"] or 0)
+
+
+def _weights(gpu: Mapping[str, Any]) -> int:
+    return int(gpu["target_weights_bytes"] + gpu["draft_weights_bytes"])
+
+
+def key(settings: Settings, engine_version: str | None, gpu_name: str | None) -> str:
+    """What a measurement holds for: models, layout, batch limits, engine, GPU; not max_model_len or utilization."""
+    engine = settings.engine
+    parts = [
+        settings.models.model_dump(mode="json", exclude={"hub_token", "hub_token_file", "store"}),
+        settings.method, settings.speculative_decoding.num_speculative_tokens, engine.max_num_seqs,
+        engine.max_num_batched_tokens, engine.enforce_eager, engine.extra_args, engine_version, gpu_name,
+    ]  # fmt: skip
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def measure(
+    vram: Mapping[str, Any], report: EngineReport, *, key: str, engine: str | None = None
+) -> Calibration | None:
+    """The measured terms; None when the engine did not say enough.
+
+    The CPU backend logs neither weights nor what else it holds, only the tokens: the planned weights are kept.
+    """
+    gpu, loaded, pool = _tightest(vram), report.model_loading_bytes, report.available_kv_bytes
+    if vram["backend"] == "cpu":
+        return None if report.kv_cache_tokens is None else Calibration(key, loaded or _weights(gpu), 0, None, engine)
+    budget = gpu["budget_bytes"]
+    if budget is None or loaded is None or pool is None:
+        return None
+    return Calibration(key, loaded, max(0, budget - loaded - pool), report.graph_capture_bytes, engine)
+
+
+def path_for(config: Path) -> Path:
+    """Where the measurement of a config file lies: beside it.
+
+    >>> path_for(Path("configs/qwen3.yaml")).name
+    'qwen3.memory.json'
+    """
+    return config.with_suffix(".memory.json")
+
+
+def save(calibration: Calibration, config: Path) -> Path:
+    """Write the measurement beside the config."""
+    path = path_for(config)
+    path.write_text(json.dumps(asdict(calibration), indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def load(config: Path, *, key: str) -> Calibration | None:
+    """The measurement beside the config, when it is of the same deployment."""
+    try:
+        found = Calibration(**json.loads(path_for(config).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+    numbers = (found.weights_bytes, found.overhead_bytes, found.cuda_graph_bytes or 0)
+    return found if found.key == key and all(isinstance(n, int) for n in numbers) else None

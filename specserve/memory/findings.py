@@ -1,0 +1,159 @@
+"""What a memory plan means: one error at most, then warnings, then facts."""
+
+from __future__ import annotations
+
+from specserve.errors import Problem
+from specserve.findings import Finding
+from specserve.memory.result import GpuPlan, Plan
+from specserve.units import GIB, gib, size
+
+_TIGHT_BYTES = _BUSY_BYTES = GIB // 2
+_LISTED = 4
+_UTILIZATION = "engine.gpu_memory_utilization"
+_TP = "models.target_model.tensor_parallel_size"
+_STOP = "stop what holds the GPU (nvidia-smi)"
+
+
+def of_plan(plan: Plan) -> list[Finding]:
+    """All findings of a plan."""
+    found = _error(plan, plan.tightest) + (_warnings(plan, plan.tightest) if plan.fits else [])
+    if plan.refusal != "other-processes":
+        found += [Finding("other-processes", "warning", "hardware", f"{_occupancy(g)}; more of theirs is less of ours",
+                          _STOP) for g in plan.gpus if g.other_bytes > _BUSY_BYTES]  # fmt: skip
+    return found + [Finding("vram-assumed", "info", "models", note) for note in plan.assumed]
+
+
+def _error(plan: Plan, gpu: GpuPlan) -> list[Finding]:
+    shape, code = plan.shape, "does-not-fit"
+    match plan.refusal:
+        case None:
+            return []
+        case "gpu-count":
+            where, fix = "hardware", f"give it {shape.gpus} GPU{'s' * (shape.gpus > 1)}"
+            fix += "" if plan.possible_tp is None else f", or set {_TP} to {plan.possible_tp}"
+            message = f"TP {shape.tp} x PP {shape.pp} needs {shape.gpus} GPUs; there are {plan.gpus_found}"
+        case "split":
+            where, fix = _TP, f"set {_TP} to {plan.possible_tp or 1}"
+            message = f"the model cannot be split over {shape.tp} GPUs; TP must divide heads and vocabulary"
+        case "other-processes":
+            code, where, busiest = "other-processes", _UTILIZATION, max(plan.gpus, key=lambda g: g.other_bytes)
+            total = busiest.total_bytes or 1
+            free = total - busiest.other_bytes
+            message = (f"{_occupancy(busiest)}, {gib(free)} are free; vLLM refuses to start with less than "
+                       f"{shape.utilization:.2f} of {gib(total)} free")  # fmt: skip
+            fix = f"{_STOP}, or set {_UTILIZATION} to {int(free / total * 100) / 100:.2f} or less"
+        case "headroom":
+            gpu = min(plan.gpus, key=_outside)
+            where, fix = _UTILIZATION, f"set {_UTILIZATION} to {_safe_utilization(plan, gpu):.2f}"
+            outside, need = _outside(gpu) / GIB, _late(plan, gpu) / GIB
+            message = (f"only {outside:.2f} GiB of GPU {gpu.index} stay outside vLLM's budget, where the start and the "
+                       f"first steps need {need:.2f} GiB")  # fmt: skip
+        case _:
+            where, message, fix = "", str(Problem(_headline(plan, gpu), facts=rows(plan, gpu))), _fix(plan, gpu)
+    return [Finding(code, "error", where, message, fix)]
+
+
+def _headline(plan: Plan, gpu: GpuPlan) -> str:
+    who = "target and draft do" if plan.shape.drafts_with_a_model else "the target does"
+    if plan.backend == "cpu":
+        need = gpu.fixed_bytes + max(gpu.kv_cache_bytes or 0, plan.request_bytes)
+        return f"{who} not fit in memory: need {gib(need)}, free {gib(gpu.total_bytes or 0)}"
+    need, budget = gpu.fixed_bytes + plan.request_bytes, share(plan, gpu)
+    return f"{who} not fit GPU {gpu.index}: need {gib(need)}, {budget}"
+
+
+def share(plan: Plan, gpu: GpuPlan) -> str:
+    """The budget in words."""
+    return f"budget {gib(gpu.budget_bytes or 0)} ({plan.shape.utilization:.2f} of {gib(gpu.total_bytes or 0)})"
+
+
+def rows(plan: Plan, gpu: GpuPlan) -> tuple[tuple[str, ...], ...]:
+    """The terms of one GPU as aligned columns."""
+    show = gib if plan.backend == "gpu" else size
+    lines = [("target weights", show(gpu.target_weights_bytes), plan.target_format)]
+    if plan.shape.drafts_with_a_model:
+        draft = ", ".join(d for d in (plan.method, plan.draft_format) if d)
+        lines.append(("draft weights", show(gpu.draft_weights_bytes), draft))
+    one = f"1 sequence of {plan.max_model_len} tokens, {size(plan.kv_bytes_per_token)} per token"
+    lines.append(("KV cache", show(plan.request_bytes), one))
+    if plan.backend == "gpu":
+        lines.append(("overhead", gib(gpu.fixed_bytes - gpu.weights_bytes), _overhead(plan, gpu)))
+    if gpu.other_bytes:
+        lines.append(("other processes", gib(gpu.other_bytes), "in use before start"))
+    return tuple(lines)
+
+
+def _overhead(plan: Plan, gpu: GpuPlan) -> str:
+    if plan.confidence == "measured":
+        return "measured"
+    graphs = f"graphs {gpu.cuda_graph_bytes / GIB:.1f}"
+    inside, outside = (f"{graphs}, ", "") if gpu.graphs_in_budget else ("", f"; {graphs} outside the budget")
+    activation, other = gpu.activation_bytes / GIB, gpu.non_torch_bytes / GIB
+    return f"estimated (activation {activation:.1f}, {inside}non-torch {other:.1f}{outside})"
+
+
+def _fix(plan: Plan, gpu: GpuPlan) -> str:
+    if plan.backend == "cpu":
+        return "set engine.env.VLLM_CPU_KVCACHE_SPACE to another number of GiB, or free memory"
+    longest, cheaper, over = plan.largest_max_model_len, "", gpu.fixed_bytes - (gpu.budget_bytes or 0)
+    if plan.confidence != "measured" and gpu.activation_bytes > (over if longest < 1 else over + plan.request_bytes):
+        cheaper = (f"lower engine.max_num_seqs ({plan.shape.max_num_seqs}) and engine.max_num_batched_tokens "
+                   f"({plan.shape.max_num_batched_tokens}), or ")  # fmt: skip
+    if longest >= plan.max_model_len:  # the first engine's draft, outside the budget
+        return f"lower {_UTILIZATION}"
+    if longest >= 1:
+        return f"{cheaper}set engine.max_model_len to {longest} or less, or quantize the target"
+    over_by = f"weights and overhead alone are {gib(max(over, 0))} over"
+    return f"{over_by}: {cheaper}quantize the target, raise {_TP}, or use a larger GPU"
+
+
+def _occupancy(gpu: GpuPlan) -> str:
+    held = [f"pid {p.pid} {p.name or '(unknown)'}" + (f" {gib(p.used_bytes)}" if p.used_bytes else "")
+            for p in gpu.processes[:_LISTED]]  # fmt: skip
+    more = [f"{len(gpu.processes) - _LISTED} more"] if len(gpu.processes) > _LISTED else []
+    names = f" ({', '.join([*held, *more])})" if held else ""
+    return f"{gib(gpu.other_bytes)} of GPU {gpu.index} are in use by other processes{names}"
+
+
+def _warnings(plan: Plan, gpu: GpuPlan) -> list[Finding]:
+    """Of a plan that fits: few requests at once, large logits, little room outside the budget."""
+    found: list[Finding] = []
+    requests, seqs, length = plan.capacity.requests, plan.shape.max_num_seqs, plan.max_model_len
+    if requests < min(seqs, 8):
+        message = f"the KV cache holds {requests:.1f} requests of {length} tokens at once; max_num_seqs is {seqs}"
+        if plan.method and plan.without_draft.requests > requests * 1.05:
+            message += f" (without {plan.proposer} {plan.without_draft.requests:.1f})"
+        fix = "lower engine.max_model_len, or set engine.kv_cache_dtype to fp8"
+        found.append(Finding("low-concurrency", "warning" if requests < 2 else "info", "engine.max_model_len", message,
+                             fix))  # fmt: skip
+    if plan.late_bytes > GIB:
+        late = gib(plan.late_bytes)
+        message = f"a full step of draft tokens needs {late} of logits that vLLM's profiling does not see"
+        fix = "set speculative_decoding.max_batch_size, or lower engine.max_num_seqs or num_speculative_tokens"
+        found.append(Finding("logits-buffer-large", "warning", "engine.max_num_seqs", message, fix))
+    if plan.backend == "gpu" and gpu.total_bytes is not None and gpu.budget_bytes is not None:
+        gpu = min(plan.gpus, key=_outside)
+        outside, late_bytes = _outside(gpu), _late(plan, gpu)
+        if outside - late_bytes < _TIGHT_BYTES or (plan.method and plan.shape.utilization > 0.92):
+            message = (f"{gib(outside)} of GPU {gpu.index} stay outside vLLM's budget, where the start and full steps "
+                       f"take {gib(late_bytes)}; running out of memory can come late")  # fmt: skip
+            fix = f"set {_UTILIZATION} to {_safe_utilization(plan, gpu):.2f}"
+            found.append(Finding("memory-tight", "warning", _UTILIZATION, message, fix))
+    return found
+
+
+def _outside(gpu: GpuPlan) -> int:
+    """What nobody has: neither vLLM's budget nor other processes."""
+    return (gpu.total_bytes or 0) - (gpu.budget_bytes or 0) - gpu.other_bytes
+
+
+def _late(plan: Plan, gpu: GpuPlan) -> int:
+    """What is allocated outside the budget: what the start takes, and logits of draft tokens."""
+    return plan.late_bytes + gpu.outside_bytes
+
+
+def _safe_utilization(plan: Plan, gpu: GpuPlan) -> float:
+    """The utilization that leaves room for what comes late; with a draft at most 0.92."""
+    total = gpu.total_bytes or 1
+    possible = int((1 - (_late(plan, gpu) + _TIGHT_BYTES + gpu.other_bytes) / total) * 100) / 100
+    return max(0.1, min(possible, 0.92, plan.shape.utilization - 0.01))

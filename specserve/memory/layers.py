@@ -1,0 +1,237 @@
+"""What each layer of a model keeps per token or per request, on one GPU, read from config.json alone.
+
+Field names are those of the Hub's config.json files; which of them vLLM reads, and how, was read in vLLM 0.32
+(transformers_utils/model_arch_config_convertor.py, model_executor/layers/mamba/mamba_utils.py; 2026-11-29).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from specserve.checkpoint.fields import DTYPE_BYTES, Config, first_int, layer_count
+from specserve.memory.deployment import Shape
+from specserve.memory.states import state_bytes
+
+Kind = Literal["full", "sliding", "chunked", "state"]
+
+
+@dataclass(frozen=True)
+class CacheLayer:
+    """One layer's share of the KV cache on one GPU."""
+
+    kind: Kind
+    token_bytes: int = 0
+    """Keys and values of one token; 0 for a state."""
+    window: int | None = None
+    """Tokens that a sliding or chunked layer still needs."""
+    state_bytes: int = 0
+    """The state of one sequence; 0 for attention."""
+    mla: bool = False
+    draft: bool = False
+
+
+@dataclass(frozen=True)
+class CacheModel:
+    """All caching layers of a model, in order, and what had to be assumed to name them."""
+
+    layers: tuple[CacheLayer, ...]
+    """One entry per layer that caches; layers that share another layer's cache have none."""
+    assumed: tuple[str, ...] = ()
+
+
+def of_target(config: Config, shape: Shape) -> CacheModel:
+    """The target's caching layers. ``config`` is the language model's part of config.json."""
+    return _layers(config, shape)
+
+
+def of_draft(method: str | None, target: Config, draft: Config | None, shape: Shape) -> CacheModel:
+    """What the proposer caches: all layers of a draft model, one per EAGLE layer, one per MTP layer, else none."""
+    if not shape.drafts_with_a_model or method in {"medusa", "mlp_speculator"}:
+        return CacheModel(())
+    own = replace(shape, kv_dtype=shape.draft_kv_dtype)
+    if draft is None:  # MTP: full attention with the target's heads, or MLA where the target has it
+        count = first_int(target, "mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules") or 1
+        model = CacheModel((_attention(target, own, "full"),) * min(count, 64))
+    else:
+        model = _layers(draft, replace(own, tp=shape.draft_tp))
+    return CacheModel(tuple(replace(layer, draft=True) for layer in model.layers), model.assumed)
+
+
+def _layers(config: Config, shape: Shape) -> CacheModel:
+    count = layer_count(config)
+    if count is None:
+        return CacheModel((), ("KV cache: config.json names no plausible number of layers, counted as 0",))
+    assumed: list[str] = []
+    kinds = layer_kinds(config, count)
+    shared = config.get("num_kv_shared_layers") or 0
+    kinds = kinds[: len(kinds) - shared] if isinstance(shared, int) and 0 < shared < len(kinds) else kinds
+    layers = [layer for kind in kinds for layer in _one_layer(kind, config, shape, assumed)]
+    if config.get("use_cla") and isinstance(factor := config.get("cla_share_factor"), int) and factor > 1:
+        layers = layers[::factor]
+    if config.get("compress_ratios"):
+        assumed.append("KV cache: compressed attention is not known here, counted as if each layer kept every token")
+    return CacheModel(tuple(layers), tuple(dict.fromkeys(assumed)))
+
+
+def _one_layer(kind: str, config: Config, shape: Shape, assumed: list[str]) -> list[CacheLayer]:
+    window = first_int(config, "sliding_window", "sliding_window_size", "window_size")
+    if kind == "none":
+        return []
+    if kind == "sliding" and window:
+        return [_attention(config, shape, "sliding", window)]
+    if kind == "chunked":
+        return [_attention(config, shape, "chunked", first_int(config, "attention_chunk_size"))]
+    layers = [_attention(config, shape, "full")]
+    if (indexer := first_int(config, "index_head_dim")) and config.get("index_topk"):
+        layers.append(CacheLayer("full", token_bytes=indexer + 4 * -(-indexer // 128), mla=True))
+    if kind in {"full", "sliding"}:
+        return layers
+    state = state_bytes(config, shape)
+    if state is None:
+        assumed.append(f"KV cache: the state of '{kind}' layers is not known here, counted as full attention")
+        return layers
+    return [CacheLayer("state", state_bytes=state), *(layers if kind == "state+full" else ())]
+
+
+def _attention(config: Config, shape: Shape, kind: Kind, window: int | None = None) -> CacheLayer:
+    if is_mla(config):
+        return CacheLayer(kind, _mla_token_bytes(config, shape), window, mla=True)
+    heads, key_dim, value_dim = head_geometry(config, kind)
+    one = _packed(key_dim, value_dim, shape.kv_dtype, shape.dtype_bytes)
+    return CacheLayer(kind, max(1, heads // shape.tp) * one, window)
+
+
+def _packed(key_dim: int, value_dim: int, kv_dtype: str, model_bytes: int) -> int:
+    """Bytes of one token's keys and values in one head.
+
+    >>> _packed(128, 128, "auto", 2), _packed(128, 128, "fp8", 2), _packed(128, 128, "int4_per_token_head", 2)
+    (512, 256, 136)
+    """
+    values = key_dim + value_dim
+    if kv_dtype == "int4_per_token_head":
+        return values // 2 + 8  # two float32 scales, inline
+    if kv_dtype in {"int8_per_token_head", "fp8_per_token_head"}:
+        return values + 8
+    if kv_dtype.startswith("nvfp4"):
+        return values // 2 + values // 16  # one fp8 scale for 16 values
+    if kv_dtype.startswith("turboquant_"):  # packed key, its norm, packed value, scale and zero; rounded up to even
+        key_bits, value_bits = {"k8v4": (8, 4), "4bit": (4, 4), "k3v4": (3, 4)}.get(kv_dtype.split("_")[1], (3, 3))
+        key = key_dim if key_bits == 8 else -(-key_dim * key_bits // 8) + 2
+        return -(-(key - (-key_dim * value_bits // 8) + 4) // 2) * 2
+    return values * cache_bytes(kv_dtype, model_bytes)
+
+
+def cache_bytes(kv_dtype: str, model_bytes: int) -> int:
+    """Bytes of one cached value.
+
+    >>> cache_bytes("auto", 2), cache_bytes("fp8_e5m2", 2), cache_bytes("float32", 2)
+    (2, 1, 4)
+    """
+    if kv_dtype.startswith(("fp8", "int8")):
+        return 1
+    return DTYPE_BYTES.get(kv_dtype, model_bytes)
+
+
+def _mla_token_bytes(config: Config, shape: Shape) -> int:
+    """The latent and its rope part, once per GPU: TP does not divide it. The sparse kernels' fp8 packs 656 bytes."""
+    kv_dtype, rank = shape.kv_dtype, first_int(config, "kv_lora_rank") or 0
+    rope = first_int(config, "qk_rope_head_dim") or 0
+    if kv_dtype == "fp8_ds_mla" or (kv_dtype.startswith("fp8") and config.get("index_topk")):
+        return rank + 16 + 2 * rope
+    if kv_dtype in {"int8_per_token_head", "fp8_per_token_head"}:
+        return rank + rope + 8
+    return (rank + rope) * cache_bytes(kv_dtype, shape.dtype_bytes)
+
+
+def is_mla(config: Config) -> bool:
+    """Whether vLLM keeps a latent instead of heads (MiniCPM3 has the fields but is run with heads)."""
+    return first_int(config, "kv_lora_rank") is not None and config.get("model_type") != "minicpm3"
+
+
+def head_geometry(config: Config, kind: str = "full") -> tuple[int, int, int]:
+    """KV heads of the whole model, head dimension of keys, of values, for one kind of layer."""
+    heads = first_int(config, "num_attention_heads", "n_head", "n_heads") or 1
+    hidden = first_int(config, "hidden_size", "n_embd", "d_model") or 0
+    dim = first_int(config, "head_dim", "hidden_size_per_head", "attention_head_dim") or hidden // heads
+    kv = first_int(config, "n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num",
+                   "num_attention_groups")  # fmt: skip
+    if config.get("multi_query") and not config.get("new_decoder_architecture"):
+        kv = 1
+    attention = config.get("attn_config")
+    if kv is None and isinstance(attention, Mapping):
+        kv = first_int(attention, "kv_n_heads")
+    kv = heads if kv is None else kv
+    if kind == "full" and (wide := first_int(config, "global_head_dim")):  # Gemma 4
+        return first_int(config, "num_global_key_value_heads") or kv, wide, wide
+    if kind == "sliding" and (swa := first_int(config, "swa_num_key_value_heads")):  # MiMo-V2
+        dim = first_int(config, "swa_head_dim") or dim
+        return swa, dim, first_int(config, "swa_v_head_dim") or dim
+    if str(config.get("model_type")) in {"mimo_v2_flash", "mimo_v2"}:
+        return kv, dim, first_int(config, "v_head_dim") or dim
+    return kv, dim, dim
+
+
+_KINDS = {
+    "full_attention": "full", "attention": "full", "full": "full", "sliding_attention": "sliding", "sliding": "sliding",
+    "local": "sliding", "global": "full", "chunked_attention": "chunked", "linear_attention": "state", "mamba": "state",
+    "mamba2": "state", "conv": "state", "recurrent": "state", "hybrid": "state+full", "mlp": "none", "moe": "none",
+}  # fmt: skip
+
+
+def layer_kinds(config: Config, count: int) -> list[str]:
+    """What each layer is: full, sliding, chunked, state, state+full, or none (no attention at all)."""
+    for key in ("layer_types", "layers_block_type", "block_types"):
+        if isinstance(names := config.get(key), list) and names:
+            return [_KINDS.get(str(n), str(n)) for n in _cycle(names, count)]
+    if isinstance(blocks := config.get("block_configs"), list):  # pruned by NAS
+        return ["none" if _no_attention(b) else "full" for b in blocks]
+    return _hybrid_kinds(config, count) or _attention_kinds(config, count)
+
+
+def _hybrid_kinds(config: Config, count: int) -> list[str] | None:
+    """Layers of a model with recurrent states, by the fields of each family; None for a model without."""
+    if isinstance(pattern := config.get("hybrid_override_pattern"), str):  # Nemotron-H: M mamba, * attention, - MLP
+        return [{"M": "state", "*": "full"}.get(c, "none") for c in pattern]
+    full: list[bool] | None = None
+    if isinstance(interval := config.get("full_attention_interval"), int) and "linear_num_value_heads" in config:
+        full = [(i + 1) % interval == 0 for i in range(count)]
+    elif isinstance(period := config.get("attn_layer_period"), int):  # Jamba
+        full = [i % period == (first_int(config, "attn_layer_offset") or 0) for i in range(count)]
+    elif isinstance(listed := config.get("attn_type_list"), list):  # MiniMax: 0 linear, 1 full
+        full = [bool(t) for t in listed]
+    elif isinstance(linear := config.get("linear_attn_config"), Mapping):  # Kimi Linear counts from one
+        listed = linear.get("full_attn_layers")
+        full = [i + 1 in listed if isinstance(listed, list) else False for i in range(count)]
+    elif config.get("model_type") == "falcon_h1":
+        return ["state+full"] * count
+    return None if full is None else ["full" if f else "state" for f in full]
+
+
+def _no_attention(block: Any) -> bool:
+    attention = block.get("attention") if isinstance(block, Mapping) else None
+    return isinstance(attention, Mapping) and bool(attention.get("no_op") or attention.get("replace_with_linear"))
+
+
+def _attention_kinds(config: Config, count: int) -> list[str]:
+    """Layers of a model that has attention everywhere: where a window or chunk applies."""
+    kind = str(config.get("model_type", ""))
+    if first_int(config, "attention_chunk_size") and "llama4" in kind:
+        rope = config.get("no_rope_layers")
+        if not isinstance(rope, list) or not rope:
+            rope = [(i + 1) % (first_int(config, "no_rope_layer_interval") or 4) for i in range(count)]
+        return ["chunked" if r else "full" for r in rope]
+    if not first_int(config, "sliding_window", "sliding_window_size") or config.get("use_sliding_window") is False:
+        return ["full"] * count
+    pattern = first_int(config, "sliding_window_pattern", "_sliding_window_pattern") or {
+        "gemma2": 2, "gpt_oss": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4}.get(kind)  # fmt: skip
+    if pattern:
+        return ["full" if (i + 1) % pattern == 0 else "sliding" for i in range(count)]
+    if kind.startswith("qwen2") and isinstance(first := config.get("max_window_layers"), int):
+        return ["full" if i < first else "sliding" for i in range(count)]
+    return ["sliding"] * count
+
+
+def _cycle(names: Sequence[Any], count: int) -> list[Any]:
+    return [names[i % len(names)] for i in range(count)]

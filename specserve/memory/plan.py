@@ -1,0 +1,258 @@
+"""The memory plan of a deployment: per GPU every term, what is left for the KV cache, and what that holds.
+
+Order of the arithmetic, as in vLLM's v1/worker/gpu_worker.py (determine_available_memory, read 2026-11-29):
+budget = utilization x what CUDA reports; KV cache = budget - weights - activation peak - non-torch
+(- estimated CUDA graphs since 0.21); blocks = KV cache // block bytes, and the smallest GPU decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from specserve.checkpoint.fields import Config, first_int
+from specserve.memory import deployment as shapes
+from specserve.memory import kv_cache, overhead, terms
+from specserve.memory import layers as cache_layers
+from specserve.memory import weights as weighing
+from specserve.memory.gpus import cuda_bytes
+from specserve.memory.layers import CacheLayer
+from specserve.memory.placement import stages
+from specserve.memory.result import Calibration, Capacity, GpuPlan, Plan, Refusal, Stage
+from specserve.pair import consistency
+
+if TYPE_CHECKING:
+    from specserve.checkpoint.facts import ModelFacts
+    from specserve.config.schema import Settings
+    from specserve.gpu.devices import Device, DeviceProcess
+
+__all__ = ["Plan", "plan"]
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Both models: weights on one GPU, caching layers, what they were reckoned from, and what was assumed."""
+
+    config: Config
+    target: tuple[int, ...]
+    """Weights of each stage."""
+    draft: int
+    """Weights of the proposer, on the last stage."""
+    sources: tuple[str, str]
+    layers: tuple[CacheLayer, ...]
+    proposer: tuple[CacheLayer, ...]
+    tower: Config | None
+    assumed: tuple[str, ...]
+    cache_is_known: bool
+
+
+@dataclass(frozen=True)
+class _Gpu:
+    """A GPU to plan for; no total when nothing is known about it."""
+
+    index: int
+    total: int | None
+    used: int
+    name: str | None
+    processes: tuple[DeviceProcess, ...] = ()
+
+
+def plan(
+    settings: Settings, target: ModelFacts, draft: ModelFacts | None = None, *,
+    devices: Sequence[Device] | None = None, engine_version: str | None = None, backend: shapes.Backend = "gpu",
+    free_ram_bytes: int | None = None, calibration: Calibration | None = None,
+    constants: overhead.Constants = overhead.FITTED,
+) -> Plan:  # fmt: skip
+    """Plan the memory of a deployment. Pure: hardware comes from ``settings.hardware`` or ``devices``.
+
+    ``free_ram_bytes`` is for the CPU backend; ``calibration`` replaces modelled terms by what an earlier start
+    measured for the same deployment.
+    """
+    gpus, found = _gpus(settings, devices, backend, free_ram_bytes)
+    shape = shapes.resolve(
+        settings, target, backend=backend, engine_version=engine_version,
+        gpu_bytes=min((g.total for g in gpus if g.total is not None), default=None), gpu_name=gpus[0].name or "",
+    )  # fmt: skip
+    parts = _parts(target, draft, shape)
+    built = _stages(parts, shape, constants, gpus[0].name)
+    planned = [_gpu_plan(gpu, n, built, shape, calibration) for n, gpu in enumerate(gpus)]
+    capacity, length = _capacity(planned, built, shape.max_model_len), shape.max_model_len
+    fullest = max(built, key=lambda s: s.target + s.draft + s.overhead.activation)
+    limit = max(length, shapes.default_length(target, shape.accounting))
+    return Plan(
+        backend=backend, shape=shape, capacity=capacity,
+        gpus=tuple(replace(g, kv_cache_tokens=None if found is None else capacity.kv_cache_tokens) for g in planned),
+        kv_bytes_per_token=max(s.cache.token_bytes(length) for s in built),
+        without_draft=_without_draft(parts, shape, constants, gpus, calibration),
+        largest_max_model_len=min(built[g.stage].cache.longest(g.kv_cache_bytes or 0, limit) for g in planned),
+        request_bytes=max(s.cache.request_bytes(length) for s in built),
+        late_bytes=max(s.overhead.unprofiled_logits for s in built),
+        terms=terms.of_stage(fullest, shape, parts.sources, max(g.used for g in gpus), calibration),
+        confidence="measured" if calibration else "assumed" if parts.assumed else "modelled",
+        assumed=parts.assumed, gpu_name=gpus[0].name, gpus_found=found,
+        target_format=shape.quantization or shapes.storage(target.config, shape),
+        draft_format=shapes.storage(draft.config, shape) if draft and shape.drafts_with_a_model else None,
+        refusal=(refusal := _refusal(parts, planned, built, shape, found)),
+        possible_tp=_possible_tp(parts.config, shape, found) if refusal in ("gpu-count", "split") else None,
+    )  # fmt: skip
+
+
+def _parts(target: ModelFacts, draft: ModelFacts | None, shape: shapes.Shape) -> _Parts:
+    """Both models. The draft sits on the last stage; the target's online quantization is not the draft's."""
+    config = target.text_config
+    main = weighing.of_model(target, shape, online=shape.quantization if shape.weight_format is None else None)
+    model = cache_layers.of_target(config, shape)
+    proposer = cache_layers.of_draft(shape.method, config, draft.text_config if draft else None, shape)
+    cache_notes = model.assumed + tuple(f"draft {a}" for a in proposer.assumed)
+    assumed = [*main.assumed, *cache_notes]
+    if shape.extra.get("enable_lora"):
+        assumed.append("LoRA slots: not counted")
+    weight, source = 0, "none"
+    if shape.drafts_with_a_model and draft is not None:
+        own = weighing.of_model(draft, shape, tp=shape.draft_tp)
+        weight, source = own.stage_bytes[0], own.source
+        assumed += [f"draft {note}" for note in own.assumed]
+    elif shape.drafts_with_a_model:
+        weight, source = main.mtp_bytes, f"MTP module in the target's {main.source}"
+        if not weight:
+            assumed.append("draft weights: the target shows no MTP module, counted as 0")
+    vision = target.config.get("vision_config")
+    tower = vision if isinstance(vision, Mapping) and not shape.language_model_only else None
+    return _Parts(config, main.stage_bytes, weight, (main.source, source), model.layers, proposer.layers, tower,
+                  tuple(assumed), not cache_notes)  # fmt: skip
+
+
+def _stages(parts: _Parts, shape: shapes.Shape, constants: overhead.Constants, gpu_name: str | None) -> list[Stage]:
+    built, start, end = [], 0, shape.pp - 1
+    for i, count in enumerate(stages(len(parts.layers), shape.pp, shape.layer_split)):
+        layers = parts.layers[start : start + count] + (parts.proposer if i == end else ())
+        start += count
+        extra = overhead.of_stage(
+            parts.config, shape, constants, gpu_name=gpu_name, first=i == 0, last=i == end, layers=count,
+            tower=parts.tower,
+        )  # fmt: skip
+        draft = parts.draft if i == end else 0
+        built.append(Stage(parts.target[i], draft, extra, kv_cache.arrange(layers, shape)))
+    return built
+
+
+def _without_draft(
+    parts: _Parts, shape: shapes.Shape, constants: overhead.Constants, gpus: Sequence[_Gpu],
+    calibration: Calibration | None,
+) -> Capacity:  # fmt: skip
+    """The same deployment serving the target alone."""
+    alone = replace(shape, method=None, num_speculative_tokens=0)
+    layers = cache_layers.of_target(parts.config, alone).layers  # a state is smaller without drafts
+    built = _stages(replace(parts, draft=0, layers=layers, proposer=()), alone, constants, gpus[0].name)
+    if calibration is not None:
+        calibration = replace(calibration, weights_bytes=max(0, calibration.weights_bytes - parts.draft))
+    planned = [_gpu_plan(gpu, n, built, alone, calibration) for n, gpu in enumerate(gpus)]
+    return _capacity(planned, built, shape.max_model_len)
+
+
+def _gpus(
+    settings: Settings, devices: Sequence[Device] | None, backend: shapes.Backend, free_ram: int | None
+) -> tuple[list[_Gpu], int | None]:
+    """The GPUs that the deployment gets, in order, and how many there are. What-if comes before what is there."""
+    model, hardware = settings.models.target_model, settings.hardware
+    need = model.tensor_parallel_size * model.pipeline_parallel_size
+    if backend == "cpu":
+        share = None if free_ram is None else free_ram // need
+        return [_Gpu(i, share, 0, None) for i in range(need)], need
+    if hardware.gpu_name or hardware.gpu_memory_gib:
+        total = cuda_bytes(hardware.gpu_name, hardware.gpu_memory_gib)
+        found = [_Gpu(i, total, 0, hardware.gpu_name) for i in range(hardware.gpu_count or need)]
+        known = None if total is None else len(found)
+    else:
+        seen = list(devices or ())[: hardware.gpu_count]
+        found = [_Gpu(d.index, d.total_bytes - d.reserved_bytes, d.used_bytes, d.name, d.processes) for d in seen]
+        known = len(found) if devices is not None else None
+    nodes = settings.engine.node_count
+    if nodes > 1:  # the others are taken to be like this one
+        found = [_Gpu(n, g.total, g.used, g.name) for n, g in enumerate(found * nodes)]
+        known = None if known is None else known * nodes
+    missing = [_Gpu(i, None, 0, None) for i in range(len(found), need)]
+    return [*found, *missing][:need], known
+
+
+def _gpu_plan(
+    gpu: _Gpu, number: int, built: Sequence[Stage], shape: shapes.Shape, calibration: Calibration | None
+) -> GpuPlan:
+    at = number // shape.tp
+    stage, extra, budget = built[at], built[at].overhead, None
+    if gpu.total is not None:  # never more than is free
+        budget = min(math.ceil(gpu.total * shape.utilization), gpu.total - gpu.used)
+    made = GpuPlan(
+        gpu.index, gpu.total, budget, stage.target, stage.draft, extra.activation, extra.cuda_graphs, extra.non_torch,
+        None, None, gpu.used, gpu.processes, at, shape.accounting.subtracts_graphs, extra.outside,
+    )  # fmt: skip
+    if shape.backend == "cpu":
+        made = replace(made, activation_bytes=0, cuda_graph_bytes=0, non_torch_bytes=0)
+    if calibration is not None:
+        made = replace(
+            made, target_weights_bytes=max(0, calibration.weights_bytes - stage.draft), non_torch_bytes=0,
+            activation_bytes=calibration.overhead_bytes, cuda_graph_bytes=calibration.cuda_graph_bytes or 0,
+            graphs_in_budget=False,
+        )  # fmt: skip
+    if shape.kv_cache_bytes is not None:
+        return replace(made, kv_cache_bytes=shape.kv_cache_bytes)
+    return made if budget is None else replace(made, kv_cache_bytes=max(0, budget - made.fixed_bytes))
+
+
+def _capacity(gpus: Sequence[GpuPlan], built: Sequence[Stage], length: int) -> Capacity:
+    """The smallest GPU's blocks, which all of them use."""
+    if any(g.kv_cache_bytes is None for g in gpus):
+        return Capacity(0, 0.0)
+    counted = [(built[g.stage].cache.blocks(g.kv_cache_bytes or 0), built[g.stage].cache) for g in gpus]
+    blocks, cache = min(counted, key=lambda pair: pair[0])
+    return Capacity(cache.tokens(blocks, length), cache.requests(blocks, length))
+
+
+def _refusal(
+    parts: _Parts, gpus: Sequence[GpuPlan], built: Sequence[Stage], shape: shapes.Shape, found: int | None
+) -> Refusal | None:
+    """Why the engine would not start; None when it would."""
+    if found is not None and found < shape.gpus:
+        return "gpu-count"
+    if not _divides(parts.config, shape.tp):
+        return "split"
+    verdicts = (_gpu_refusal(gpu, built[gpu.stage], shape, known=parts.cache_is_known) for gpu in gpus)
+    return next((v for v in verdicts if v is not None), None)
+
+
+def _divides(config: Config, tp: int) -> bool:
+    heads = first_int(config, "num_attention_heads", "n_head") or tp
+    return not heads % tp and not ("vocab_size" in config and overhead.vocabulary(config) % tp)
+
+
+def _possible_tp(config: Config, shape: shapes.Shape, found: int | None) -> int | None:
+    most = shape.tp - 1 if found is None else min(shape.tp - 1, found // shape.pp)
+    legal = (n for n in range(most, 0, -1) if _divides(config, n) and consistency.undivided(config, n) is None)
+    return next(legal, None)
+
+
+def _gpu_refusal(gpu: GpuPlan, stage: Stage, shape: shapes.Shape, *, known: bool) -> Refusal | None:
+    """An assumed KV cache (not ``known``) refuses nobody; one block of the pool is never given out."""
+    if gpu.total_bytes is None or gpu.budget_bytes is None:
+        return None
+    cache, pool = stage.cache, gpu.kv_cache_bytes or 0
+    holds_one = gpu.budget_bytes >= gpu.fixed_bytes
+    if cache.groups and known:
+        holds_one = cache.request_blocks(shape.max_model_len) <= cache.blocks(pool) - 1
+    if shape.backend == "cpu":
+        return None if holds_one and gpu.fixed_bytes + pool <= gpu.total_bytes else "memory"
+    outside = gpu.total_bytes - gpu.budget_bytes - gpu.other_bytes
+    if gpu.total_bytes - gpu.other_bytes < gpu.total_bytes * shape.utilization:
+        return "other-processes"
+    if not holds_one or (shape.accounting.v0 and _first_engine_draft(pool, cache) > outside):
+        return "memory"
+    return "headroom" if outside < stage.overhead.least_outside else None
+
+
+def _first_engine_draft(pool: int, cache: kv_cache.CachePlan) -> int:
+    """The first engine gave the whole pool to the target; the draft's layers came on top, outside the budget."""
+    draft = sum(layer.token_bytes for layer in cache.layers if layer.draft)
+    target = sum(layer.token_bytes for layer in cache.layers if not layer.draft)
+    return pool * draft // target if draft and target else 0
