@@ -82,18 +82,26 @@ def acceptance(before: metrics.EngineSnapshot, after: metrics.EngineSnapshot) ->
     accepted, drafted = ((after.total(n) or 0) - (before.total(n) or 0) for n in names)
     if not drafted:
         return "acceptance rate: none, nothing was drafted"
-    return f"acceptance rate: {accepted / drafted:.0%} ({accepted:.0f} of {drafted:.0f} draft tokens)"
+    return (
+        f"acceptance rate: {accepted / drafted:.0%} ({accepted:.0f} of {drafted:.0f} draft tokens)"
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("config", type=Path)
-    parser.add_argument("--launched-by", type=int, metavar="PID", help="give up when this process ends")
+    parser.add_argument(
+        "--launched-by", type=int, metavar="PID", help="give up when this process ends"
+    )
     parser.add_argument("--question", default=QUESTION)
     args = parser.parse_args()
     try:
         settings = load(args.config, environ=os.environ).settings
-        problem = wait_until_ready(settings, args.launched_by, seconds=settings.engine.startup_timeout_seconds)
+        problem = wait_until_ready(
+            settings, args.launched_by, seconds=settings.engine.startup_timeout_seconds
+        )
         if problem:
             print(f"Error: {problem}", file=sys.stderr)
             return 1

@@ -38,7 +38,9 @@ def cold(command: list[str]) -> str:
     """Median wall and processor seconds, largest resident MiB of the process, and its exit code, in words."""
     runs = []
     for _ in range(REPEATS):
-        done = subprocess.run([sys.executable, "-c", MEASURE, *command], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", MEASURE, *command], capture_output=True, text=True, check=True
+        )
         runs.append([float(field) for field in done.stdout.split()])
     runs.sort()
     wall, cpu, _, code = runs[REPEATS // 2]
@@ -63,12 +65,17 @@ def large_tokenizer(size: int, seed: int, *, prefix_space: bool) -> dict[str, An
 
 def pair(folder: Path, ours: dict[str, Any], theirs: dict[str, Any], size: int) -> Path:
     """A config of two checkpoints with these tokenizers."""
-    for name, builder, tokenizer in (("target", make.llama, ours), ("draft", make.small_llama, theirs)):
+    for name, builder, tokenizer in (
+        ("target", make.llama, ours),
+        ("draft", make.small_llama, theirs),
+    ):
         checkpoint = builder(vocab_size=size)
         checkpoint.tokenizer = tokenizer
         make.write(folder / name, checkpoint, sparse=True)
     path = folder / "pair.yaml"
-    path.write_text(f"models: {{target_model: {{path: {folder}/target}}, draft_model: {{path: {folder}/draft}}}}\n")
+    path.write_text(
+        f"models: {{target_model: {{path: {folder}/target}}, draft_model: {{path: {folder}/draft}}}}\n"
+    )
     return path
 
 
@@ -106,7 +113,10 @@ def main() -> None:
         ):
             config = pair(folder / title.replace(" ", "-").replace(",", ""), base, theirs, size)
             done = subprocess.run(
-                [sys.executable, "-c", COMPARE, str(config.parent)], capture_output=True, text=True, check=True
+                [sys.executable, "-c", COMPARE, str(config.parent)],
+                capture_output=True,
+                text=True,
+                check=True,
             )
             print(f"2 x {size} tokens, {title}: compare {done.stdout.strip()}")
             print(f"    whole check {cold([*CHECK, str(config)])}")

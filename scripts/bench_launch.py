@@ -87,7 +87,9 @@ def launch_command(port: int, sidecar_port: int, config: Path = TINY) -> list[st
 
 
 @contextmanager
-def running(argv: Sequence[str], env: Mapping[str, str], port: int, *, log: Path, supervised: bool) -> Iterator[Server]:
+def running(
+    argv: Sequence[str], env: Mapping[str, str], port: int, *, log: Path, supervised: bool
+) -> Iterator[Server]:
     """Start, wait until ready, and stop at the end."""
     began = time.monotonic()
     with log.open("wb") as out:
@@ -127,7 +129,9 @@ def _answers(client: EngineClient) -> bool:
         return False
 
 
-def _until(happened: Callable[[], bool], process: subprocess.Popen[bytes], log: Path, *, pause: float = 0.1) -> None:
+def _until(
+    happened: Callable[[], bool], process: subprocess.Popen[bytes], log: Path, *, pause: float = 0.1
+) -> None:
     deadline = time.monotonic() + START_SECONDS
     while not happened():
         if process.poll() is not None or time.monotonic() > deadline:
@@ -198,7 +202,9 @@ def block(server: Server, seed: int) -> float:
     prompts = [sample.prompt for sample in text.held_out(2 * CONCURRENCY, seed=seed)]
 
     def one(prompt: str) -> int:
-        answer = server.client.complete(prompt, max_tokens=TOKENS, temperature=0, ignore_eos=True, timeout=120)
+        answer = server.client.complete(
+            prompt, max_tokens=TOKENS, temperature=0, ignore_eos=True, timeout=120
+        )
         return answer.completion_tokens or 0
 
     began = time.monotonic()
@@ -214,8 +220,12 @@ def cost(folder: Path, requests: int) -> dict[str, object]:
     command = launch_command(ports[0], free_port(), SMOLLM2)
     environ = dict(os.environ)
     with (
-        running(by_hand, environ | env, ports[1], log=folder / "hand.log", supervised=False) as hand,
-        running(command, environ, ports[0], log=folder / "launched.log", supervised=True) as launched,
+        running(
+            by_hand, environ | env, ports[1], log=folder / "hand.log", supervised=False
+        ) as hand,
+        running(
+            command, environ, ports[0], log=folder / "launched.log", supervised=True
+        ) as launched,
     ):
         return {
             "engine_spawned_after_seconds": launched.spawn_seconds,
@@ -232,9 +242,15 @@ def preload(folder: Path, rounds: int) -> dict[str, object]:
     environ = dict(os.environ)
     config_env = {name: value for name, value in ours.items() if name == "VLLM_CPU_KVCACHE_SPACE"}
     with (
-        running(bare, environ | config_env, ports[1], log=folder / "bare.log", supervised=False) as plain,
         running(
-            launch_command(ports[0], free_port()), environ, ports[0], log=folder / "tiny.log", supervised=True
+            bare, environ | config_env, ports[1], log=folder / "bare.log", supervised=False
+        ) as plain,
+        running(
+            launch_command(ports[0], free_port()),
+            environ,
+            ports[0],
+            log=folder / "tiny.log",
+            supervised=True,
         ) as launched,
     ):
         for server in (launched, plain):
@@ -247,9 +263,12 @@ def preload(folder: Path, rounds: int) -> dict[str, object]:
                     speeds[name].append(block(server, seed=number))
     return {
         "worker_threads": worker_threads((folder / "bare.log").read_text(errors="replace")),
-        "tokens_per_second_at_16": {name: statistics.median(values) for name, values in speeds.items()},
+        "tokens_per_second_at_16": {
+            name: statistics.median(values) for name, values in speeds.items()
+        },
         "best_tokens_per_second_at_16": {name: max(values) for name, values in speeds.items()},
-        "preload_speedup": statistics.median(speeds["launched"]) / statistics.median(speeds["bare"]),
+        "preload_speedup": statistics.median(speeds["launched"])
+        / statistics.median(speeds["bare"]),
         "best_preload_speedup": max(speeds["launched"]) / max(speeds["bare"]),
     }
 
@@ -274,7 +293,9 @@ def _rounded(value: object) -> object:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", choices=["cost", "preload"], help="one part instead of both")
     parser.add_argument("--requests", type=int, default=96, help="single requests per arm")
     parser.add_argument("--rounds", type=int, default=4, help="blocks of 32 requests per arm")

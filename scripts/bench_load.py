@@ -34,7 +34,14 @@ def stub() -> tuple[subprocess.Popen[bytes], str]:
     """A stub engine that answers at once."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    argv = [sys.executable, str(ROOT / "tests" / "stub_engine.py"), "--port", str(port), "--served-model-name", "stub"]
+    argv = [
+        sys.executable,
+        str(ROOT / "tests" / "stub_engine.py"),
+        "--port",
+        str(port),
+        "--served-model-name",
+        "stub",
+    ]
     process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
     for _ in range(200):
@@ -61,10 +68,37 @@ def alone(url: str, count: int) -> tuple[float, float]:
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         argv = [sys.executable, "-c", CLIENT]
-        argv += ["--backend", "openai", "--base-url", url, "--endpoint", "/v1/completions", "--model", "stub"]
-        argv += ["--tokenizer", str(ROOT / ".cache" / "models" / "tiny-target"), "--dataset-name", "random"]
-        argv += ["--random-input-len", "8", "--random-output-len", str(TOKENS), "--num-prompts", str(count)]
-        argv += ["--max-concurrency", str(CONCURRENCY), "--disable-tqdm", "--ready-check-timeout-sec", "0"]
+        argv += [
+            "--backend",
+            "openai",
+            "--base-url",
+            url,
+            "--endpoint",
+            "/v1/completions",
+            "--model",
+            "stub",
+        ]
+        argv += [
+            "--tokenizer",
+            str(ROOT / ".cache" / "models" / "tiny-target"),
+            "--dataset-name",
+            "random",
+        ]
+        argv += [
+            "--random-input-len",
+            "8",
+            "--random-output-len",
+            str(TOKENS),
+            "--num-prompts",
+            str(count),
+        ]
+        argv += [
+            "--max-concurrency",
+            str(CONCURRENCY),
+            "--disable-tqdm",
+            "--ready-check-timeout-sec",
+            "0",
+        ]
         argv += ["--save-result", "--result-dir", folder, "--result-filename", "r.json"]
         subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         rate = float(json.loads((Path(folder) / "r.json").read_text())["request_throughput"])
@@ -75,7 +109,9 @@ def ours(client: LoadClient, url: str, count: int) -> tuple[float, float]:
     """Requests/s of the benchmark's harness, and its seconds from the call to the samples."""
     load = Workload(
         name="x",
-        requests=tuple(Request(id=str(i), prompt=f"a b c d e f g {i}", max_tokens=TOKENS) for i in range(count)),
+        requests=tuple(
+            Request(id=str(i), prompt=f"a b c d e f g {i}", max_tokens=TOKENS) for i in range(count)
+        ),
     )
     started = time.monotonic()
     measured = client.run(url, "stub", load, concurrency=CONCURRENCY)
@@ -85,7 +121,9 @@ def ours(client: LoadClient, url: str, count: int) -> tuple[float, float]:
 
 def main() -> None:
     """Measure in turns and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--requests", type=int, default=800)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
@@ -104,7 +142,9 @@ def main() -> None:
     rates = {name: median(rate for rate, _ in runs) for name, runs in found.items()}
     for name, runs in found.items():
         each = " ".join(f"{rate:.1f}" for rate, _ in runs)
-        print(f"{name:18} {rates[name]:8.1f} requests/s ({each}), {median(s for _, s in runs):.2f} s in all")
+        print(
+            f"{name:18} {rates[name]:8.1f} requests/s ({each}), {median(s for _, s in runs):.2f} s in all"
+        )
     print(f"ratio              {rates['harness'] / rates['vllm bench serve']:8.2f}")
 
 

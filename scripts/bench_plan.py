@@ -33,7 +33,11 @@ def header(folder: Path) -> None:
     at = 0
     for layer in range(94):
         for expert in range(128):
-            for name, shape in (("gate_proj", [1536, 4096]), ("up_proj", [1536, 4096]), ("down_proj", [4096, 1536])):
+            for name, shape in (
+                ("gate_proj", [1536, 4096]),
+                ("up_proj", [1536, 4096]),
+                ("down_proj", [4096, 1536]),
+            ):
                 size = shape[0] * shape[1] * 2
                 key = f"model.layers.{layer}.mlp.experts.{expert}.{name}.weight"
                 entries[key] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + size]}
@@ -68,7 +72,9 @@ def main() -> None:
         header(root / "experts")
         hardware = "hardware: {gpu_name: NVIDIA H100 80GB HBM3}\n"
         small, large = root / "small.yaml", root / "large.yaml"
-        small.write_text(f"models: {{target_model: {{path: {target}}}, draft_model: {{path: {draft}}}}}\n{hardware}")
+        small.write_text(
+            f"models: {{target_model: {{path: {target}}}, draft_model: {{path: {draft}}}}}\n{hardware}"
+        )
         alone = "speculative_decoding: {enabled: false}\n"
         large.write_text(
             f"models: {{target_model: {{path: {root}/experts, tensor_parallel_size: 8}}}}\n{alone}{hardware}"

@@ -33,7 +33,10 @@ from specserve.sidecar.probe import Scrape  # noqa: E402
 from tests.traffic import traffic  # noqa: E402
 from tests.virtual_engine import VirtualEngine  # noqa: E402
 
-SETTINGS = {"models": {"target_model": {"path": "/models/target"}}, "speculative_decoding": {"method": "ngram"}}
+SETTINGS = {
+    "models": {"target_model": {"path": "/models/target"}},
+    "speculative_decoding": {"method": "ngram"},
+}
 
 
 def cycle_ms(engines: int, positions: int, cycles: int = 400) -> float:
@@ -64,9 +67,19 @@ def cycle_ms(engines: int, positions: int, cycles: int = 400) -> float:
 def sidecar(interval: float, canary: float) -> Iterator[tuple[str, str, int, float]]:
     """URLs of a stub engine and of a sidecar beside it, the sidecar's pid, and when it was started."""
     with tempfile.TemporaryDirectory() as folder:
-        with socket.create_server(("127.0.0.1", 0)) as a, socket.create_server(("127.0.0.1", 0)) as b:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as a,
+            socket.create_server(("127.0.0.1", 0)) as b,
+        ):
             port, engine = a.getsockname()[1], b.getsockname()[1]
-        stub = [sys.executable, str(ROOT / "tests" / "stub_engine.py"), "--port", str(engine), "--model", "stub"]
+        stub = [
+            sys.executable,
+            str(ROOT / "tests" / "stub_engine.py"),
+            "--port",
+            str(engine),
+            "--model",
+            "stub",
+        ]
         stub += ["--speculative-config", '{"num_speculative_tokens": 5}', "--stub-step", "0.02"]
         config = Path(folder) / "c.yaml"
         config.write_text(
@@ -78,9 +91,16 @@ def sidecar(interval: float, canary: float) -> Iterator[tuple[str, str, int, flo
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         with subprocess.Popen(stub, **quiet) as faked:
             begun = time.monotonic()
-            with subprocess.Popen([sys.executable, "-m", "specserve", "sidecar", str(config)], **quiet) as watched:
+            with subprocess.Popen(
+                [sys.executable, "-m", "specserve", "sidecar", str(config)], **quiet
+            ) as watched:
                 try:
-                    yield f"http://127.0.0.1:{engine}", f"http://127.0.0.1:{port}", watched.pid, begun
+                    yield (
+                        f"http://127.0.0.1:{engine}",
+                        f"http://127.0.0.1:{port}",
+                        watched.pid,
+                        begun,
+                    )
                 finally:
                     watched.terminate()
                     faked.kill()
@@ -133,7 +153,9 @@ def main() -> None:
     print(f"resident memory: {resident:.0f} MiB (bar 60)")
     for interval, canary in ((0.5, 2.0), (1.0, 5.0)):
         found = hang_seconds(interval, canary)
-        print(f"hang, read every {interval:g} s, canary {canary:g} s: {found:.1f} s (bar {3 * interval + canary:g})")
+        print(
+            f"hang, read every {interval:g} s, canary {canary:g} s: {found:.1f} s (bar {3 * interval + canary:g})"
+        )
 
 
 if __name__ == "__main__":

@@ -51,22 +51,37 @@ def ask(server: Server, seconds: float, concurrency: int) -> list[float]:
         took = []
         while (began := time.monotonic()) < end:
             server.client.complete(
-                f"def update_{worker}(order):\n", max_tokens=TOKENS, temperature=2.0 * (worker % 2), timeout=300
+                f"def update_{worker}(order):\n",
+                max_tokens=TOKENS,
+                temperature=2.0 * (worker % 2),
+                timeout=300,
             )
             took.append(time.monotonic() - began)
         return took
 
     with ThreadPoolExecutor(concurrency) as pool:
-        return [seconds for took in pool.map(one_after_the_other, range(concurrency)) for seconds in took]
+        return [
+            seconds
+            for took in pool.map(one_after_the_other, range(concurrency))
+            for seconds in took
+        ]
 
 
 def measure(seconds: float, settings: list[str], folder: Path) -> dict[str, Any]:
     """One server, both halves."""
     port = free_port()
-    argv = [*launch_command(port, free_port(), TINY), *(part for one in settings for part in ("--set", one))]
-    with running(argv, dict(os.environ), port, log=folder / f"{port}.log", supervised=True) as server:
+    argv = [
+        *launch_command(port, free_port(), TINY),
+        *(part for one in settings for part in ("--set", one)),
+    ]
+    with running(
+        argv, dict(os.environ), port, log=folder / f"{port}.log", supervised=True
+    ) as server:
         out: multiprocessing.SimpleQueue[list[float]] = multiprocessing.SimpleQueue()
-        sleepers = [multiprocessing.Process(target=naps, args=(c, seconds, out)) for c in os.sched_getaffinity(0)]
+        sleepers = [
+            multiprocessing.Process(target=naps, args=(c, seconds, out))
+            for c in os.sched_getaffinity(0)
+        ]
         for sleeper in sleepers:
             sleeper.start()
         single, many = (ask(server, seconds / 2, n) for n in (1, CONCURRENCY))
@@ -82,7 +97,9 @@ def measure(seconds: float, settings: list[str], folder: Path) -> dict[str, Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=120.0, help="of requests for each server")
     parser.add_argument("--rounds", type=int, default=2, help="of both, in turns")
     parser.add_argument("--json", type=Path, help="write the figures here as well")
@@ -91,15 +108,23 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(given.rounds):
             for name in sorted(found, reverse=bool(turn % 2)):
-                found[name].append(measure(given.seconds, [WITHOUT] if name == "without" else [], Path(folder)))
+                found[name].append(
+                    measure(given.seconds, [WITHOUT] if name == "without" else [], Path(folder))
+                )
                 print(f"{name:9} {found[name][-1]}", flush=True)
-    print(f"Linux {platform.release()}, {os.cpu_count()} cores; in {given.seconds * given.rounds:g} s each")
+    print(
+        f"Linux {platform.release()}, {os.cpu_count()} cores; in {given.seconds * given.rounds:g} s each"
+    )
     for name, runs in found.items():
         late, worst = sum(r["late_seconds"] for r in runs), max(r["worst_seconds"] for r in runs)
         print(f"{name:9} stood still {late:6.1f} s, at worst {worst:5.1f} s at once")
     for figure in ("single_ms", "requests_per_second"):
-        repaired, without = (statistics.median(r[figure] for r in found[name]) for name in ("repaired", "without"))
-        print(f"{figure}: {repaired} with the repair, {without} without, ratio {repaired / without:.3f}")
+        repaired, without = (
+            statistics.median(r[figure] for r in found[name]) for name in ("repaired", "without")
+        )
+        print(
+            f"{figure}: {repaired} with the repair, {without} without, ratio {repaired / without:.3f}"
+        )
     if given.json:
         given.json.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -83,7 +83,9 @@ ERRORS, SERVER_ERRORS, AT_LIMIT = 'status=~"4xx|5xx"', 'status="5xx"', 'reason="
 ACCEPTANCE = share("accepted_tokens", "draft_tokens")
 LENGTH = f"1 + {share('accepted_tokens', 'drafts')}"
 SPEEDUP = f"{tpot(0)} / {tpot(1)}"
-ERROR_SHARE = f"{total('http_requests', ERRORS, 'status')} / on () group_left () {total('http_requests')}"
+ERROR_SHARE = (
+    f"{total('http_requests', ERRORS, 'status')} / on () group_left () {total('http_requests')}"
+)
 BY_POSITION = f"{total('accepted_tokens_per_position', by='position')} / on () group_left () {total('drafts')}"
 LOW_IS_BAD = ((0.0, "red"), (0.5, "orange"), (0.55, "green"))
 PAYS = ((0.0, "red"), (1.0, "orange"), (1.1, "green"))
@@ -357,17 +359,35 @@ CAPACITY = (
 # fmt: on
 
 DASHBOARDS = {
-    "overview": ("specserve / Overview", "Service levels, acceptance, speedup, load and GPUs.", OVERVIEW),
-    "speculation": ("specserve / Speculation", "Where acceptance comes from, and whether it pays.", SPECULATION),
-    "capacity": ("specserve / Capacity", "What is asked for, what a replica gives, what limits it.", CAPACITY),
+    "overview": (
+        "specserve / Overview",
+        "Service levels, acceptance, speedup, load and GPUs.",
+        OVERVIEW,
+    ),
+    "speculation": (
+        "specserve / Speculation",
+        "Where acceptance comes from, and whether it pays.",
+        SPECULATION,
+    ),
+    "capacity": (
+        "specserve / Capacity",
+        "What is asked for, what a replica gives, what limits it.",
+        CAPACITY,
+    ),
 }
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
 def drawn(panel: Panel, number: int, x: int, y: int) -> dict[str, Any]:
     """A panel as Grafana stores it."""
-    steps = [{"value": at if n else None, "color": colour} for n, (at, colour) in enumerate(panel.steps)]
-    defaults: dict[str, Any] = {"unit": panel.unit, "min": 0 if panel.highest else None, "max": panel.highest}
+    steps = [
+        {"value": at if n else None, "color": colour} for n, (at, colour) in enumerate(panel.steps)
+    ]
+    defaults: dict[str, Any] = {
+        "unit": panel.unit,
+        "min": 0 if panel.highest else None,
+        "max": panel.highest,
+    }
     if steps:
         defaults |= {"thresholds": {"mode": "absolute", "steps": steps}}
     if panel.kind == "timeseries":
@@ -379,9 +399,18 @@ def drawn(panel: Panel, number: int, x: int, y: int) -> dict[str, Any]:
             "tooltip": {"mode": "multi", "sort": "desc"},
         }
     else:
-        options = {"reduceOptions": {"calcs": ["lastNotNull"]}, "colorMode": "value" if steps else "none"}
+        options = {
+            "reduceOptions": {"calcs": ["lastNotNull"]},
+            "colorMode": "value" if steps else "none",
+        }
     targets = [
-        {"refId": chr(65 + n), "expr": expr, "legendFormat": legend, "datasource": SOURCE, "range": True}
+        {
+            "refId": chr(65 + n),
+            "expr": expr,
+            "legendFormat": legend,
+            "datasource": SOURCE,
+            "range": True,
+        }
         for n, (expr, legend) in enumerate(panel.queries)
     ]
     return {
@@ -391,7 +420,10 @@ def drawn(panel: Panel, number: int, x: int, y: int) -> dict[str, Any]:
         "description": panel.description,
         "datasource": SOURCE,
         "gridPos": {"x": x, "y": y, "w": panel.width, "h": height(panel)},
-        "fieldConfig": {"defaults": {k: v for k, v in defaults.items() if v is not None}, "overrides": []},
+        "fieldConfig": {
+            "defaults": {k: v for k, v in defaults.items() if v is not None},
+            "overrides": [],
+        },
         "options": options,
         "targets": targets,
     }
@@ -408,7 +440,13 @@ def laid_out(rows: Sequence[Row]) -> list[dict[str, Any]]:
     y = 0
     for row in rows:
         grid = {"x": 0, "y": y, "w": COLUMNS, "h": 1}
-        head = {"id": len(out) + 1, "type": "row", "title": row.title, "collapsed": False, "panels": []}
+        head = {
+            "id": len(out) + 1,
+            "type": "row",
+            "title": row.title,
+            "collapsed": False,
+            "panels": [],
+        }
         out.append(head | {"gridPos": grid})
         x, y, tallest = 0, y + 1, 0
         for panel in row.panels:

@@ -34,7 +34,11 @@ NULLABLE = {
     "autoscaling.keda.tokensPerSecond": "number",
 }
 QUANTITY = r"[0-9.]+([kMGTPE]|[KMGTPE]i)?"
-DURATION = {"description": "E.g. 90s or 10m.", "type": "string", "pattern": r"^([0-9]{1,5}(h|m|s|ms)){1,4}$"}
+DURATION = {
+    "description": "E.g. 90s or 10m.",
+    "type": "string",
+    "pattern": r"^([0-9]{1,5}(h|m|s|ms)){1,4}$",
+}
 """Gateway API: GEP-2257."""
 CRON = {"timezone": {"type": "string", "minLength": 1}, "start": {"type": "string", "minLength": 1}}
 CRON |= {"end": CRON["start"], "replicas": {"type": "integer", "minimum": 1}}
@@ -71,7 +75,12 @@ BOUNDS: dict[str, dict[str, Any]] = {
     "autoscaling.keda.waitingRequests": {"type": "number", "exclusiveMinimum": 0},
     "autoscaling.keda.cooldownSeconds": {"minimum": 0},
     "autoscaling.keda.cron": {
-        "items": {"type": "object", "properties": CRON, "required": [*CRON], "additionalProperties": False}
+        "items": {
+            "type": "object",
+            "properties": CRON,
+            "required": [*CRON],
+            "additionalProperties": False,
+        }
     },
     "autoscaling.hpa.minReplicas": {"minimum": 1},
     "autoscaling.hpa.maxReplicas": {"minimum": 1},
@@ -80,7 +89,11 @@ BOUNDS: dict[str, dict[str, Any]] = {
         "exclusiveMinimum": 0,
         "pattern": "^[0-9.]+(m|[kMGTPE])?$",
     },
-    "podDisruptionBudget.maxUnavailable": {"type": ["integer", "string"], "minimum": 0, "pattern": "^[0-9]+%$"},
+    "podDisruptionBudget.maxUnavailable": {
+        "type": ["integer", "string"],
+        "minimum": 0,
+        "pattern": "^[0-9]+%$",
+    },
     "httpRoute.timeouts": {"properties": {"request": DURATION, "backendRequest": DURATION}},
 }
 
@@ -127,12 +140,17 @@ def schema_of(value: Any, path: str, said: dict[str, str]) -> dict[str, Any]:
     elif isinstance(value, str):
         out["type"] = "string"
     elif isinstance(value, list):
-        out |= {"type": "array", "items": {"type": "object"} if name in LISTS_OF_OBJECTS else {"type": "string"}}
+        out |= {
+            "type": "array",
+            "items": {"type": "object"} if name in LISTS_OF_OBJECTS else {"type": "string"},
+        }
     elif name in OPEN:
         out["type"] = "object"
     else:
         out |= {"type": "object", "additionalProperties": False}
-        out["properties"] = {k: schema_of(v, f"{path}.{k}" if path else k, said) for k, v in value.items()}
+        out["properties"] = {
+            k: schema_of(v, f"{path}.{k}" if path else k, said) for k, v in value.items()
+        }
     return out | BOUNDS.get(path, {})
 
 
@@ -169,11 +187,21 @@ def values_schema() -> str:
     said = described(node)
     application = as_written(Settings.model_json_schema(ref_template="#/$defs/{model}"))
     definitions = application.pop("$defs")
-    application.pop("required")  # an empty config has a sentence of its own, in templates/_config_checks.tpl
+    application.pop(
+        "required"
+    )  # an empty config has a sentence of its own, in templates/_config_checks.tpl
     values.pop("config")
     schema = schema_of(values, "", said)
-    schema["properties"] = {"config": application, **schema["properties"], "global": {"type": "object"}}
-    whole = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "$defs": definitions}
+    schema["properties"] = {
+        "config": application,
+        **schema["properties"],
+        "global": {"type": "object"},
+    }
+    whole = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "$defs": definitions,
+    }
     return json.dumps(whole, indent=2) + "\n"
 
 

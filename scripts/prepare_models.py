@@ -68,7 +68,10 @@ def prepare_tiny(root: Path) -> None:
     for made in (tiny.BAD_DRAFT, tiny.DRAFT, tiny.TARGET):
         prepare(root / made.name, recipe, lambda folder, made=made: tiny.build(made, folder))  # type: ignore[misc]
     rate = tiny.measure(root / "tiny-target", root / "tiny-draft")
-    print(f"tiny pair: acceptance rate {rate:.0%} at 3 tokens per draft, greedy, held-out text", flush=True)
+    print(
+        f"tiny pair: acceptance rate {rate:.0%} at 3 tokens per draft, greedy, held-out text",
+        flush=True,
+    )
 
 
 def prepare_smollm2(root: Path) -> None:
@@ -83,9 +86,13 @@ def prepare_smollm2(root: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", help="tiny, smollm2; default: both")
-    parser.add_argument("--root", type=Path, default=DEFAULT_ROOT, help="folder that holds the models")
+    parser.add_argument(
+        "--root", type=Path, default=DEFAULT_ROOT, help="folder that holds the models"
+    )
     args = parser.parse_args()
     makers = {"tiny": prepare_tiny, "smollm2": prepare_smollm2}
     if unknown := [name for name in args.names if name not in makers]:

@@ -37,13 +37,17 @@ def record(url: str, path: Path, *, seconds: float, interval: float) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("url")
     parser.add_argument("path", type=Path)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--interval", type=float, default=5.0)
     given = parser.parse_args()
-    count = record(given.url.rstrip("/"), given.path, seconds=given.seconds, interval=given.interval)
+    count = record(
+        given.url.rstrip("/"), given.path, seconds=given.seconds, interval=given.interval
+    )
     print(f"{count} reads in {given.path}")
 
 

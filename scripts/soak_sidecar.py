@@ -33,7 +33,10 @@ from specserve.sidecar.probe import Scrape  # noqa: E402
 from tests.virtual_engine import VirtualEngine  # noqa: E402
 
 INTERVAL = 5.0
-SETTINGS = {"models": {"target_model": {"path": "/models/target"}}, "speculative_decoding": {"method": "ngram"}}
+SETTINGS = {
+    "models": {"target_model": {"path": "/models/target"}},
+    "speculative_decoding": {"method": "ngram"},
+}
 
 
 class Soak:
@@ -97,7 +100,10 @@ class Soak:
         if base is not None:
             true = (now[2] - base[2]) / (now[1] - base[1])
             seen = readings[key("specserve_acceptance_rate", window="5m")]
-            self.worst_drift, self.compared = max(self.worst_drift, abs(true - seen)), self.compared + 1
+            self.worst_drift, self.compared = (
+                max(self.worst_drift, abs(true - seen)),
+                self.compared + 1,
+            )
 
 
 def real(minutes: float) -> None:
@@ -114,11 +120,20 @@ def real(minutes: float) -> None:
             "speculative_decoding: {method: ngram}\n"
             f"sidecar: {{port: {ports[1]}, scrape_interval_seconds: 0.5, state_dir: {folder}}}\n"
         )
-        stub = [sys.executable, str(ROOT / "tests" / "stub_engine.py"), "--port", str(ports[0]), "--model", "stub"]
+        stub = [
+            sys.executable,
+            str(ROOT / "tests" / "stub_engine.py"),
+            "--port",
+            str(ports[0]),
+            "--model",
+            "stub",
+        ]
         watcher = [sys.executable, "-m", "specserve", "sidecar", str(config)]
         processes = []
         for argv in ([*stub, "--speculative-config", '{"num_speculative_tokens": 5}'], watcher):
-            process = stack.enter_context(subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+            process = stack.enter_context(
+                subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            )
             stack.callback(process.kill)
             processes.append(psutil.Process(process.pid))
         time.sleep(5)
@@ -129,15 +144,24 @@ def real(minutes: float) -> None:
                 requests.post(f"{engine}/__control", json={"drafts": 20}, timeout=5)
                 time.sleep(0.5)
         time.sleep(2)
-        sums = [_drafts(f"{engine}/metrics", "vllm:spec_decode_num"), _drafts(f"{sidecar}/metrics", "specserve")]
+        sums = [
+            _drafts(f"{engine}/metrics", "vllm:spec_decode_num"),
+            _drafts(f"{sidecar}/metrics", "specserve"),
+        ]
         cpu = sum(processes[1].cpu_times()[:2]) / (time.time() - processes[1].create_time())
         print(f"resident MiB by minute: {' '.join(f'{s:.1f}' for s in sizes)}")
-        print(f"drafts: engine {sums[0]:.0f}, sidecar {sums[1]:.0f}; CPU {cpu * 100:.1f} % of one core")
+        print(
+            f"drafts: engine {sums[0]:.0f}, sidecar {sums[1]:.0f}; CPU {cpu * 100:.1f} % of one core"
+        )
 
 
 def _drafts(url: str, prefix: str) -> float:
     lines = requests.get(url, timeout=5).text.splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{prefix}_drafts_total{{"))
+    return sum(
+        float(line.rpartition(" ")[2])
+        for line in lines
+        if line.startswith(f"{prefix}_drafts_total{{")
+    )
 
 
 def main() -> None:
@@ -154,12 +178,16 @@ def main() -> None:
             soak.step()
         gc.collect()
         sizes.append(tracemalloc.get_traced_memory()[0] / 2**20)
-    seen = soak.observer.observe(soak.now, 1e9, Scrape("timeout")).readings["specserve_drafts_total"]
+    seen = soak.observer.observe(soak.now, 1e9, Scrape("timeout")).readings[
+        "specserve_drafts_total"
+    ]
     print(
         f"{hours:g} h in {time.monotonic() - begun:.0f} s; memory by hour, MiB: {' '.join(f'{s:.1f}' for s in sizes)}"
     )
     print(f"drafts: engine {soak.drafts - soak.unread:.0f}, sidecar {seen:.0f}")
-    print(f"largest difference of the 5-minute acceptance rate in {soak.compared} reads: {soak.worst_drift:.2g}")
+    print(
+        f"largest difference of the 5-minute acceptance rate in {soak.compared} reads: {soak.worst_drift:.2g}"
+    )
     print(f"false liveness failures: {soak.not_live}")
 
 

@@ -13,13 +13,19 @@ def closing_line(folder: Path) -> str:
     seconds = 0.0
     for path in sorted(folder.glob("*.xml")):
         for suite in ElementTree.parse(path).getroot().iter("testsuite"):
-            number = {key: int(suite.get(key, 0)) for key in ("tests", "failures", "errors", "skipped")}
+            number = {
+                key: int(suite.get(key, 0)) for key in ("tests", "failures", "errors", "skipped")
+            }
             counts["failed"] += number["failures"]
             counts["errors"] += number["errors"]
             counts["skipped"] += number["skipped"]
-            counts["passed"] += number["tests"] - number["failures"] - number["errors"] - number["skipped"]
+            counts["passed"] += (
+                number["tests"] - number["failures"] - number["errors"] - number["skipped"]
+            )
             seconds += float(suite.get("time", 0))
-    found = ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "no tests ran"
+    found = (
+        ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "no tests ran"
+    )
     return f" {found} in {seconds:.2f}s ".center(80, "=")
 
 

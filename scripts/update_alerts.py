@@ -101,7 +101,9 @@ def row(definition: Definition, limits: Thresholds) -> str:
         subject += f" ({fill(labels, {'acceptance_window': '5m', 'last_position': 'the last'})})"
     unit = FAMILIES[definition.sample.partition("{")[0]].unit if definition.sample else ""
     sample = f"{limits.min_samples:g} {unit}" if limits.min_samples else ""
-    return f"| {name} | {definition.severity} | {subject} | {fires} | {resolves} | {wait} | {sample} |"
+    return (
+        f"| {name} | {definition.severity} | {subject} | {fires} | {resolves} | {wait} | {sample} |"
+    )
 
 
 if __name__ == "__main__":

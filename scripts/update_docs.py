@@ -31,7 +31,13 @@ alerts.notify[0].url=...`, `SPECSERVE_ALERTS__NOTIFY__0__URL`. Unknown keys are 
 This page is made from the schema by `scripts/update_docs.py`.
 """
 
-TYPES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false", "null": "null"}
+TYPES = {
+    "integer": "whole number",
+    "number": "number",
+    "string": "text",
+    "boolean": "true or false",
+    "null": "null",
+}
 BOUNDS = {"exclusiveMinimum": ">", "minimum": "≥", "exclusiveMaximum": "<", "maximum": "≤"}
 
 
@@ -41,7 +47,14 @@ def page() -> str:
     out = [HEAD]
     for name, node in schema["properties"].items():
         section = resolved(node, schema)
-        out += [f"## {name}", "", section["description"], "", "| key | type | default | meaning |", "|---|---|---|---|"]
+        out += [
+            f"## {name}",
+            "",
+            section["description"],
+            "",
+            "| key | type | default | meaning |",
+            "|---|---|---|---|",
+        ]
         out += [row(key, value) for key, value in keys(section, schema, f"{name}.")] + [""]
     return "\n".join(out)
 
@@ -54,11 +67,16 @@ def resolved(node: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
     return node
 
 
-def keys(section: dict[str, Any], schema: dict[str, Any], prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def keys(
+    section: dict[str, Any], schema: dict[str, Any], prefix: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every key below a section, nested ones by their dotted name, those of a list's items behind ``[]``."""
     for name, node in section.get("properties", {}).items():
         inner = resolved(node, schema)
-        key, missing = prefix + name, {} if name in section.get("required", ()) else {"default": empty(node)}
+        key, missing = (
+            prefix + name,
+            {} if name in section.get("required", ()) else {"default": empty(node)},
+        )
         if key == "alerts.rules":
             yield from rules(inner, schema)
         elif "properties" in inner:
@@ -82,7 +100,9 @@ def joined(one: dict[str, Any] | None, other: dict[str, Any]) -> dict[str, Any]:
     """A key that several kinds of receiver have: all its meanings, any of its fixed values."""
     if one is None:
         return other
-    out = one | {"description": " / ".join(dict.fromkeys([one["description"], other["description"]]))}
+    out = one | {
+        "description": " / ".join(dict.fromkeys([one["description"], other["description"]]))
+    }
     return out | ({"const": f"{one['const']}`, `{other['const']}"} if "const" in one else {})
 
 
@@ -106,10 +126,14 @@ def kind(node: dict[str, Any]) -> str:
         return " or ".join(dict.fromkeys(kind(n) for n in node.get("anyOf", node.get("oneOf", []))))
     if "$ref" in node:
         return "section"
-    word = {"array": "list", "object": "mapping"}.get(node.get("type", ""), TYPES.get(node.get("type", ""), "any"))
+    word = {"array": "list", "object": "mapping"}.get(
+        node.get("type", ""), TYPES.get(node.get("type", ""), "any")
+    )
     if "minimum" in node and "maximum" in node:
         return f"{word} {node['minimum']:g} to {node['maximum']:g}"
-    return " ".join([word, *(f"{sign} {node[bound]:g}" for bound, sign in BOUNDS.items() if bound in node)])
+    return " ".join(
+        [word, *(f"{sign} {node[bound]:g}" for bound, sign in BOUNDS.items() if bound in node)]
+    )
 
 
 def row(key: str, node: dict[str, Any]) -> str:

@@ -37,7 +37,9 @@ Ratios over a fleet are ratios of sums, never averages: `sum by (model_name) (ra
 def document() -> str:
     """The whole file."""
     head = HEAD.format(
-        windows=", ".join(map(window_label, WINDOWS)), conditions=", ".join(CONDITIONS), states=", ".join(STATES)
+        windows=", ".join(map(window_label, WINDOWS)),
+        conditions=", ".join(CONDITIONS),
+        states=", ".join(STATES),
     )
     rows = [
         f"| `{f.name}` | {f.kind} | {f.unit} | {', '.join(f'`{label}`' for label in f.labels)} | {f.help} |\n"

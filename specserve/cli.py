@@ -12,7 +12,18 @@ from typing import Any
 import click
 
 from specserve import __version__
-from specserve.commands import alerts, bench, check, config, launch, models, plan, sidecar, status, verify
+from specserve.commands import (
+    alerts,
+    bench,
+    check,
+    config,
+    launch,
+    models,
+    plan,
+    sidecar,
+    status,
+    verify,
+)
 from specserve.commands.options import color
 from specserve.errors import ExitCode, SpecserveError
 
@@ -32,16 +43,25 @@ def _version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
     from specserve.engine.installed.introspect import installed
 
     click.echo(f"specserve {__version__}")
-    click.echo(f"engine    {installed() or 'none here; pip install specserve[gpu] or specserve[cpu]'}")
+    click.echo(
+        f"engine    {installed() or 'none here; pip install specserve[gpu] or specserve[cpu]'}"
+    )
     for name, defect in available_repairs().items():
         click.echo(f"repair    {name}: {defect}")
     context.exit()
 
 
-@click.group(cls=_InOrder, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=_InOrder, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
 @click.option("--debug", is_flag=True, help="Verbose log, and the traceback of an error.")
 @click.option(
-    "--version", is_flag=True, callback=_version, expose_value=False, is_eager=True, help="Version, engine and repairs."
+    "--version",
+    is_flag=True,
+    callback=_version,
+    expose_value=False,
+    is_eager=True,
+    help="Version, engine and repairs.",
 )
 @click.pass_context
 def program(context: click.Context, debug: bool) -> None:
@@ -72,7 +92,9 @@ for command in COMMANDS:
 def main(argv: list[str] | None = None) -> None:
     """Run a command and exit with a code from the table in ``errors.py``."""
     arguments = sys.argv[1:] if argv is None else argv
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a name of a model that the terminal's encoding does not have
+    if isinstance(
+        sys.stdout, io.TextIOWrapper
+    ):  # a name of a model that the terminal's encoding does not have
         sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(_run(arguments))
 
@@ -112,7 +134,9 @@ def _told(error: Exception) -> int:
         _tell(f"Error: {error.filename or 'output'}: {error.strerror or error}")
         _tell("Fix: name another file or folder, or make room and give access there")
         return ExitCode.CONFIG
-    if "KeyboardInterrupt" in str(error):  # a Ctrl-C while pydantic built a schema comes as its own error
+    if "KeyboardInterrupt" in str(
+        error
+    ):  # a Ctrl-C while pydantic built a schema comes as its own error
         _tell("Interrupted.")
         return ExitCode.INTERRUPTED
     # The last resort: what arrives here is a bug of ours.

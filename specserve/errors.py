@@ -55,7 +55,9 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
         return []
     widths = [max(len(r[i]) for r in rows if len(r) > i) for i in range(max(len(r) for r in rows))]
     return [
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() for row in rows
+        "  "
+        + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip()
+        for row in rows
     ]
 
 
@@ -73,7 +75,9 @@ class SpecserveError(Exception):
         fix: str | None = None,
     ) -> None:
         if isinstance(message, str):
-            self.problems: list[Problem] = [Problem(message, where, tuple(tuple(r) for r in facts), fix)]
+            self.problems: list[Problem] = [
+                Problem(message, where, tuple(tuple(r) for r in facts), fix)
+            ]
         else:
             self.problems = list(message)
         super().__init__(str(self))

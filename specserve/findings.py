@@ -33,9 +33,15 @@ class Finding:
 
 PAIR_CODES: Mapping[str, tuple[str, str]] = {
     # reading
-    "checkpoint-missing": ("The path is neither a readable folder nor a Hub repository.", "Correct the path."),
+    "checkpoint-missing": (
+        "The path is neither a readable folder nor a Hub repository.",
+        "Correct the path.",
+    ),
     "config-missing": ("config.json is not there.", "Download the whole repository."),
-    "config-invalid": ("A value in config.json has the wrong type.", "Restore the original config.json."),
+    "config-invalid": (
+        "A value in config.json has the wrong type.",
+        "Restore the original config.json.",
+    ),
     "checkpoint-corrupt": (
         "A JSON file or a safetensors header is broken, truncated, too large, or contradicts the file's size.",
         "Download the named file again.",
@@ -44,20 +50,32 @@ PAIR_CODES: Mapping[str, tuple[str, str]] = {
         "The index names a file outside the checkpoint's folder.",
         "Do not use this copy; get the checkpoint from its publisher.",
     ),
-    "weights-missing": ("No weights, or not every shard that the index names.", "Finish the download."),
+    "weights-missing": (
+        "No weights, or not every shard that the index names.",
+        "Finish the download.",
+    ),
     "pickle-weights": (
         "The weights are pickles (.bin, .pt, .pth): loading one can run code and its shapes cannot be read.",
         "Convert to safetensors; `--skip pickle-weights` trusts the file and leaves shapes unchecked.",
     ),
-    "gguf-weights": ("The weights are GGUF, which is not read.", "Use the safetensors repository it was made from."),
-    "hub-access": ("The Hub wants a token, or refuses the one it got.", "Set models.hub_token_file; ask for access."),
+    "gguf-weights": (
+        "The weights are GGUF, which is not read.",
+        "Use the safetensors repository it was made from.",
+    ),
+    "hub-access": (
+        "The Hub wants a token, or refuses the one it got.",
+        "Set models.hub_token_file; ask for access.",
+    ),
     "hub-revision": ("The revision does not exist on the Hub.", "Correct the revision."),
     "hub-unreachable": (
         "The Hub cannot be reached, or offline mode is on, and the cache lacks the model.",
         "Download the model where there is a network, or give a folder.",
     ),
     # vocabulary
-    "tokenizer-missing": ("A model has no tokenizer file; vocabularies were not compared.", "Copy its tokenizer.json."),
+    "tokenizer-missing": (
+        "A model has no tokenizer file; vocabularies were not compared.",
+        "Copy its tokenizer.json.",
+    ),
     "tokenizer-corrupt": ("A tokenizer file cannot be parsed.", "Download it again."),
     "tokenizer-unreadable": (
         "The tokenizer needs a library that is not installed; vocabularies were not compared.",
@@ -84,7 +102,10 @@ PAIR_CODES: Mapping[str, tuple[str, str]] = {
         "Begin or end tokens differ: the draft ends its turns otherwise.",
         "Use a draft tuned with the target's chat format.",
     ),
-    "chat-template": ("The chat templates differ.", "Measure acceptance through /v1/chat/completions."),
+    "chat-template": (
+        "The chat templates differ.",
+        "Measure acceptance through /v1/chat/completions.",
+    ),
     "vocab-overlap": (
         "With use_heterogeneous_vocab: few shared tokens. Warning under 90 %, error under min_vocab_overlap_ratio.",
         "Use a draft of a closer family.",
@@ -94,36 +115,93 @@ PAIR_CODES: Mapping[str, tuple[str, str]] = {
         "Add eos_token to tokenizer_config.json.",
     ),
     # heads
-    "head-as-model": ("A draft head is configured as method draft_model.", "Set the method that the head is for."),
-    "model-as-head": ("A whole language model is configured as a head.", "Set method: draft_model."),
-    "head-kind": ("A head of one method is configured as another's.", "Set the method that the head is for."),
-    "head-config": ("The head's config.json lacks what vLLM needs, or names what it cannot load.", "Export it again."),
+    "head-as-model": (
+        "A draft head is configured as method draft_model.",
+        "Set the method that the head is for.",
+    ),
+    "model-as-head": (
+        "A whole language model is configured as a head.",
+        "Set method: draft_model.",
+    ),
+    "head-kind": (
+        "A head of one method is configured as another's.",
+        "Set the method that the head is for.",
+    ),
+    "head-config": (
+        "The head's config.json lacks what vLLM needs, or names what it cannot load.",
+        "Export it again.",
+    ),
     "head-verifier": (
         "The head says it was trained for another target.",
         "Use the head of this very target, or measure acceptance.",
     ),
-    "head-hidden-size": ("The head expects hidden states of another width.", "Use a head for this target."),
-    "head-fc": ("fc does not read as many values as the target's layers give.", "Use a head for this target."),
-    "head-aux-layers": ("The head reads layers that the target does not have.", "Use a head for this target."),
-    "head-embedding": ("The head has no embedding and cannot share the target's.", "Use a head that ships it."),
-    "head-tensor-missing": ("The head lacks a tensor it cannot do without.", "Convert or download it again."),
-    "head-vocab-size": ("The head's vocabulary is not the target's.", "Use a head for this target."),
-    "head-vocab-rows": ("lm_head or embedding rows are not what the head's config says.", "Restore its config.json."),
+    "head-hidden-size": (
+        "The head expects hidden states of another width.",
+        "Use a head for this target.",
+    ),
+    "head-fc": (
+        "fc does not read as many values as the target's layers give.",
+        "Use a head for this target.",
+    ),
+    "head-aux-layers": (
+        "The head reads layers that the target does not have.",
+        "Use a head for this target.",
+    ),
+    "head-embedding": (
+        "The head has no embedding and cannot share the target's.",
+        "Use a head that ships it.",
+    ),
+    "head-tensor-missing": (
+        "The head lacks a tensor it cannot do without.",
+        "Convert or download it again.",
+    ),
+    "head-vocab-size": (
+        "The head's vocabulary is not the target's.",
+        "Use a head for this target.",
+    ),
+    "head-vocab-rows": (
+        "lm_head or embedding rows are not what the head's config says.",
+        "Restore its config.json.",
+    ),
     "head-d2t": (
         "A pruned vocabulary without a d2t table, or with one that is not one-to-one or leaves the target's ids.",
         "Convert the head again.",
     ),
-    "head-block-size": ("More tokens per draft than the head's block was trained for.", "Lower the number."),
+    "head-block-size": (
+        "More tokens per draft than the head's block was trained for.",
+        "Lower the number.",
+    ),
     "head-too-few": ("More tokens per draft than there are heads.", "Lower the number."),
-    "mask-token-missing": ("parallel_drafting without a mask token in the draft's config.", "Turn it off."),
-    "mtp-modules-missing": ("Method mtp and no MTP modules in the config.", "Choose another method."),
-    "mtp-weights-missing": ("The config names MTP modules, the weights have none.", "Use the original checkpoint."),
-    "mtp-multiple": ("The number of tokens is neither below nor a multiple of the modules.", "Use a listed number."),
-    "mtp-module-reuse": ("One MTP module runs several times; acceptance falls by position.", "Measure with fewer."),
+    "mask-token-missing": (
+        "parallel_drafting without a mask token in the draft's config.",
+        "Turn it off.",
+    ),
+    "mtp-modules-missing": (
+        "Method mtp and no MTP modules in the config.",
+        "Choose another method.",
+    ),
+    "mtp-weights-missing": (
+        "The config names MTP modules, the weights have none.",
+        "Use the original checkpoint.",
+    ),
+    "mtp-multiple": (
+        "The number of tokens is neither below nor a multiple of the modules.",
+        "Use a listed number.",
+    ),
+    "mtp-module-reuse": (
+        "One MTP module runs several times; acceptance falls by position.",
+        "Measure with fewer.",
+    ),
     # one checkpoint
-    "vocab-rows": ("Embedding or lm_head rows differ from vocab_size (an edited config).", "Restore config.json."),
+    "vocab-rows": (
+        "Embedding or lm_head rows differ from vocab_size (an edited config).",
+        "Restore config.json.",
+    ),
     "layers-missing": ("Layers that the config names have no tensors.", "Finish the download."),
-    "tp-divisible": ("Heads or intermediate size cannot be shared by so many GPUs.", "Set the number in the fix."),
+    "tp-divisible": (
+        "Heads or intermediate size cannot be shared by so many GPUs.",
+        "Set the number in the fix.",
+    ),
     "quantization-mismatch": ("quantization contradicts the checkpoint.", "Remove the key."),
     "model-type-unknown": (
         "Neither the installed vLLM nor Transformers knows the model_type.",
@@ -133,7 +211,10 @@ PAIR_CODES: Mapping[str, tuple[str, str]] = {
         "A checkpoint needs its own Python code. One switch allows it for both models.",
         "Read the code, pin both revisions, set trust_remote_code: true.",
     ),
-    "remote-code-unpinned": ("Code is trusted and its revision may change.", "Pin the revision in the fix."),
+    "remote-code-unpinned": (
+        "Code is trusted and its revision may change.",
+        "Pin the revision in the fix.",
+    ),
     "revision-unpinned": ("A Hub model without a pinned commit.", "Pin the revision in the fix."),
     # both
     "draft-is-target": ("Draft and target are the same files.", "Choose a smaller model."),
@@ -141,11 +222,23 @@ PAIR_CODES: Mapping[str, tuple[str, str]] = {
         "Draft weights outside 1/50 to 1/4 of the target's: too slow to help, or too weak to be accepted.",
         "Measure before rolling out.",
     ),
-    "draft-context": ("The draft's context is shorter than what is served.", "Lower engine.max_model_len, or measure."),
-    "draft-max-model-len": ("draft_model.max_model_len is above what draft or target allow.", "Lower it."),
+    "draft-context": (
+        "The draft's context is shorter than what is served.",
+        "Lower engine.max_model_len, or measure.",
+    ),
+    "draft-max-model-len": (
+        "draft_model.max_model_len is above what draft or target allow.",
+        "Lower it.",
+    ),
     "context-too-long": ("engine.max_model_len is above what the target allows.", "Lower it."),
-    "draft-mrope": ("The draft is multimodal with M-RoPE, which cannot draft.", "Use a text-only draft."),
-    "dtype-unsupported": ("A model type that vLLM does not run in float16.", "Set dtype: bfloat16."),
+    "draft-mrope": (
+        "The draft is multimodal with M-RoPE, which cannot draft.",
+        "Use a text-only draft.",
+    ),
+    "dtype-unsupported": (
+        "A model type that vLLM does not run in float16.",
+        "Set dtype: bfloat16.",
+    ),
     "draft-dtype": ("The draft runs in the target's dtype, not its own.", "Nothing to do."),
     "draft-quantization": ("Target and draft are quantized differently.", "Nothing to do."),
     # sampling
@@ -153,11 +246,17 @@ PAIR_CODES: Mapping[str, tuple[str, str]] = {
         "generation_config.json sets min_p or logit_bias; with speculation the engine rejects every such request.",
         "Set engine.extra_args.generation-config: vllm.",
     ),
-    "sampling-temperature": ("A high default temperature with greedy drafting.", "Measure at this temperature."),
+    "sampling-temperature": (
+        "A high default temperature with greedy drafting.",
+        "Measure at this temperature.",
+    ),
     # integrity
     "sha256-mismatch": ("A file is not the one that models.*.sha256 names.", "Download it again."),
     "sha256-unusable": ("models.*.sha256 cannot be applied.", "Give a map from file to hash."),
-    "lock-mismatch": ("Files differ from the manifest of `specserve models lock`.", "Download again, or lock anew."),
+    "lock-mismatch": (
+        "Files differ from the manifest of `specserve models lock`.",
+        "Download again, or lock anew.",
+    ),
     "lock-unhashed": (
         "Revision, names and sizes match the manifest beside the config; hashes take longer and were left out.",
         "specserve models verify CONFIG",
@@ -188,11 +287,26 @@ ENGINE_CODES: Mapping[str, tuple[str, str]] = {
 }  # fmt: skip
 
 MEMORY_CODES: Mapping[str, tuple[str, str]] = {
-    "does-not-fit": ("Weights, one sequence and overhead exceed a GPU's budget.", "Do what the fix says."),
-    "other-processes": ("Other processes hold memory of the GPU.", "Stop them, or lower the utilization."),
-    "low-concurrency": ("The KV cache holds few requests of the full context.", "Lower engine.max_model_len."),
-    "logits-buffer-large": ("Draft logits need memory that profiling does not see.", "Lower engine.max_num_seqs."),
-    "memory-tight": ("Little memory is left outside the budget.", "Lower engine.gpu_memory_utilization."),
+    "does-not-fit": (
+        "Weights, one sequence and overhead exceed a GPU's budget.",
+        "Do what the fix says.",
+    ),
+    "other-processes": (
+        "Other processes hold memory of the GPU.",
+        "Stop them, or lower the utilization.",
+    ),
+    "low-concurrency": (
+        "The KV cache holds few requests of the full context.",
+        "Lower engine.max_model_len.",
+    ),
+    "logits-buffer-large": (
+        "Draft logits need memory that profiling does not see.",
+        "Lower engine.max_num_seqs.",
+    ),
+    "memory-tight": (
+        "Little memory is left outside the budget.",
+        "Lower engine.gpu_memory_utilization.",
+    ),
     "vram-assumed": ("A number of the plan is an assumption.", "Nothing to do."),
     "vram-not-checked": (
         "No GPU was found and none is described, or the memory of its name is not known; memory was not checked.",

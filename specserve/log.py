@@ -15,7 +15,9 @@ _SECRET_SHAPES = re.compile(r"\b(hf_[A-Za-z0-9]{10,}|sk-[A-Za-z0-9_-]{10,})|(?i:
 
 _LOGIN = re.compile(r"//[^/@\s]+@")
 _PARAMETER = re.compile(r"([?&;])([\w.-]+)=([^\s&;#'\"]+)")
-_SECRET_NAME = re.compile(r"(^|[._-])(TOKEN|(API)?KEY|CREDENTIALS?)$|ACCESS_KEY|SECRET|PASSW", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"(^|[._-])(TOKEN|(API)?KEY|CREDENTIALS?)$|ACCESS_KEY|SECRET|PASSW", re.IGNORECASE
+)
 
 
 def is_secret_name(name: str) -> bool:
@@ -38,7 +40,10 @@ def masked(value: Any) -> Any:
     """
     match value:
         case Mapping():
-            return {name: "***" if is_secret_name(str(name)) else masked(item) for name, item in value.items()}
+            return {
+                name: "***" if is_secret_name(str(name)) else masked(item)
+                for name, item in value.items()
+            }
         case list() | tuple():
             return type(value)(masked(item) for item in value)
         case str() if (inside := _json(value)) is not None and (clean := masked(inside)) != inside:
@@ -110,14 +115,17 @@ class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%H:%M:%S", time.localtime(record.created))
         tail = " ".join(f"{k}={v}" for k, v in _extra(record).items())
-        line = f"{stamp} {record.levelname.lower():7} {record.getMessage()}" + (f"  {tail}" if tail else "")
+        line = f"{stamp} {record.levelname.lower():7} {record.getMessage()}" + (
+            f"  {tail}" if tail else ""
+        )
         return line + (f"\n{self.formatException(record.exc_info)}" if record.exc_info else "")
 
 
 class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         body: dict[str, Any] = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{record.msecs:03.0f}Z",
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            + f".{record.msecs:03.0f}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -129,7 +137,11 @@ class _Json(logging.Formatter):
 
 
 def setup(
-    *, debug: bool = False, json_lines: bool | None = None, secrets: Iterable[str] = (), stream: TextIO | None = None
+    *,
+    debug: bool = False,
+    json_lines: bool | None = None,
+    secrets: Iterable[str] = (),
+    stream: TextIO | None = None,
 ) -> None:
     """Configure the ``specserve`` logger once, on stderr.
 
@@ -137,7 +149,9 @@ def setup(
     """
     out = stream or sys.stderr
     handler = logging.StreamHandler(out)
-    handler.setFormatter(_Json() if (not out.isatty() if json_lines is None else json_lines) else _Text())
+    handler.setFormatter(
+        _Json() if (not out.isatty() if json_lines is None else json_lines) else _Text()
+    )
     handler.addFilter(Redactor(secrets))
     logger = logging.getLogger("specserve")
     logger.handlers[:] = [handler]

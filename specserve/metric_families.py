@@ -107,31 +107,64 @@ def _health() -> Iterable[Family]:
         "Versions and method in force; always 1.",
         ("version", "engine_version", "method"),
     )
-    yield from _gauges(("state", "0 or 1", "State of the supervisor; 1 for the one in force."), labels=("state",))
     yield from _gauges(
-        ("engine_condition", "0 or 1", "What the engine is doing; 1 for the one in force."), labels=("condition",)
+        ("state", "0 or 1", "State of the supervisor; 1 for the one in force."), labels=("state",)
     )
     yield from _gauges(
-        ("started", "0 or 1", "Whether a completion has succeeded since the engine started (/startupz)."),
+        ("engine_condition", "0 or 1", "What the engine is doing; 1 for the one in force."),
+        labels=("condition",),
+    )
+    yield from _gauges(
+        (
+            "started",
+            "0 or 1",
+            "Whether a completion has succeeded since the engine started (/startupz).",
+        ),
         ("live", "0 or 1", "Whether the engine makes progress, or has none to make (/livez)."),
         ("ready", "0 or 1", "Whether a completion asked now would make progress (/readyz)."),
         ("speculation_configured", "0 or 1", "Whether the configuration asks for speculation."),
-        ("seconds_since_progress", "seconds", "Time since tokens, finished requests or steps last advanced."),
+        (
+            "seconds_since_progress",
+            "seconds",
+            "Time since tokens, finished requests or steps last advanced.",
+        ),
         ("scrape_age_seconds", "seconds", "Time since the engine's metrics were last read."),
-        ("scrape_duration_seconds", "seconds", "Duration of the last read of the engine's metrics."),
+        (
+            "scrape_duration_seconds",
+            "seconds",
+            "Duration of the last read of the engine's metrics.",
+        ),
         ("canary_success", "0 or 1", "Whether the last canary completion produced a token."),
-        ("canary_duration_seconds", "seconds", "Duration of the last successful canary completion."),
-        ("canary_position0_acceptance_rate", "ratio", "Acceptance at position 0 on the repetitive start-up canary."),
+        (
+            "canary_duration_seconds",
+            "seconds",
+            "Duration of the last successful canary completion.",
+        ),
+        (
+            "canary_position0_acceptance_rate",
+            "ratio",
+            "Acceptance at position 0 on the repetitive start-up canary.",
+        ),
         (
             "canary_default_position0_acceptance_rate",
             "ratio",
             "The same at the server's default sampling (temperature of generation_config.json).",
         ),
-        ("output_mismatch", "0 or 1", "Whether drafted text was last proven not to be the target's own."),
+        (
+            "output_mismatch",
+            "0 or 1",
+            "Whether drafted text was last proven not to be the target's own.",
+        ),
     )
-    yield from _counters(("scrapes_total", "scrapes", "Reads of the engine's metrics by result."), labels=("result",))
-    yield from _counters(("canaries_total", "canaries", "Canary completions by result."), labels=("result",))
-    yield from _counters(("engine_restarts_total", "restarts", "Changes of the engine's process start time."))
+    yield from _counters(
+        ("scrapes_total", "scrapes", "Reads of the engine's metrics by result."), labels=("result",)
+    )
+    yield from _counters(
+        ("canaries_total", "canaries", "Canary completions by result."), labels=("result",)
+    )
+    yield from _counters(
+        ("engine_restarts_total", "restarts", "Changes of the engine's process start time.")
+    )
 
 
 def _load() -> Iterable[Family]:
@@ -140,13 +173,21 @@ def _load() -> Iterable[Family]:
         ("requests_running", "requests", "Requests in execution, summed over engines."),
         ("requests_waiting", "requests", "Requests that wait, summed over engines."),
         ("kv_cache_usage_ratio", "ratio", "KV cache in use, the fullest engine."),
-        ("kv_cache_tokens", "tokens", "KV cache size, blocks times block size, summed over engines."),
+        (
+            "kv_cache_tokens",
+            "tokens",
+            "KV cache size, blocks times block size, summed over engines.",
+        ),
     )
     yield from _gauges(
         ("engine_requests_running", "requests", "Requests in execution on one engine."),
         ("engine_requests_waiting", "requests", "Requests that wait on one engine."),
         ("engine_kv_cache_usage_ratio", "ratio", "KV cache in use on one engine."),
-        ("engine_seconds_since_progress", "seconds", "Time since one engine advanced, while it has requests."),
+        (
+            "engine_seconds_since_progress",
+            "seconds",
+            "Time since one engine advanced, while it has requests.",
+        ),
         labels=("engine",),
     )
 
@@ -159,17 +200,31 @@ def _totals() -> Iterable[Family]:
         ("generation_tokens_total", "tokens", "Output tokens; survives engine restarts."),
         ("prompt_tokens_total", "tokens", "Prompt tokens; survives engine restarts."),
         ("steps_total", "steps", "Engine steps that processed tokens; survives engine restarts."),
-        ("preemptions_total", "preemptions", "Requests pushed out of the KV cache; survives engine restarts."),
+        (
+            "preemptions_total",
+            "preemptions",
+            "Requests pushed out of the KV cache; survives engine restarts.",
+        ),
         ("prefix_cache_queries_total", "tokens", "Prompt tokens looked up in the prefix cache."),
         ("prefix_cache_hits_total", "tokens", "Prompt tokens found in the prefix cache."),
     )
     yield from _counters(
-        ("accepted_tokens_per_position_total", "tokens", "Draft tokens accepted at a position, counted from 0."),
+        (
+            "accepted_tokens_per_position_total",
+            "tokens",
+            "Draft tokens accepted at a position, counted from 0.",
+        ),
         labels=("position",),
     )
-    yield from _counters(("requests_finished_total", "requests", "Finished requests by reason."), labels=("reason",))
     yield from _counters(
-        ("http_requests_total", "requests", "HTTP answers of the engine by status class (2xx, 4xx, 5xx)."),
+        ("requests_finished_total", "requests", "Finished requests by reason."), labels=("reason",)
+    )
+    yield from _counters(
+        (
+            "http_requests_total",
+            "requests",
+            "HTTP answers of the engine by status class (2xx, 4xx, 5xx).",
+        ),
         labels=("status",),
     )
 
@@ -177,14 +232,38 @@ def _totals() -> Iterable[Family]:
 def _windowed_speculation() -> Iterable[Family]:
     yield from _gauges(
         ("window_seconds", "seconds", "Time that the window really covers; shorter after a start."),
-        ("window_draft_tokens", "tokens", "Draft tokens in the window: the sample size of the acceptance rate."),
-        ("window_drafts", "drafts", "Drafts in the window: the sample size of lengths and positions."),
+        (
+            "window_draft_tokens",
+            "tokens",
+            "Draft tokens in the window: the sample size of the acceptance rate.",
+        ),
+        (
+            "window_drafts",
+            "drafts",
+            "Drafts in the window: the sample size of lengths and positions.",
+        ),
         ("window_generation_tokens", "tokens", "Output tokens in the window."),
         ("window_requests", "requests", "Finished requests in the window."),
-        ("window_http_answers", "answers", "HTTP answers in the window: the sample size of the error ratio."),
-        ("acceptance_rate", "ratio", "Accepted / draft tokens, weighted by tokens; absent when nothing was drafted."),
-        ("mean_acceptance_length", "tokens", "1 + accepted tokens / drafts (the bonus token counts)."),
-        ("acceptance_rate_spread", "ratio", "Highest minus lowest acceptance rate among engines that drafted."),
+        (
+            "window_http_answers",
+            "answers",
+            "HTTP answers in the window: the sample size of the error ratio.",
+        ),
+        (
+            "acceptance_rate",
+            "ratio",
+            "Accepted / draft tokens, weighted by tokens; absent when nothing was drafted.",
+        ),
+        (
+            "mean_acceptance_length",
+            "tokens",
+            "1 + accepted tokens / drafts (the bonus token counts).",
+        ),
+        (
+            "acceptance_rate_spread",
+            "ratio",
+            "Highest minus lowest acceptance rate among engines that drafted.",
+        ),
         (
             "verified_token_yield_ratio",
             "ratio",
@@ -192,8 +271,16 @@ def _windowed_speculation() -> Iterable[Family]:
         ),
         ("draft_tokens_per_second", "tokens/s", "Draft tokens proposed per second."),
         ("accepted_tokens_per_second", "tokens/s", "Draft tokens accepted per second."),
-        ("accepted_output_ratio", "ratio", "Accepted tokens / output tokens: share of the output that drafts brought."),
-        ("tokens_per_step", "tokens", "Output tokens / (output tokens - accepted): tokens a sequence gains per step."),
+        (
+            "accepted_output_ratio",
+            "ratio",
+            "Accepted tokens / output tokens: share of the output that drafts brought.",
+        ),
+        (
+            "tokens_per_step",
+            "tokens",
+            "Output tokens / (output tokens - accepted): tokens a sequence gains per step.",
+        ),
         (
             "estimated_speedup_ratio",
             "ratio",
@@ -209,12 +296,32 @@ def _windowed_traffic() -> Iterable[Family]:
         ("generation_tokens_per_second", "tokens/s", "Output tokens per second."),
         ("prompt_tokens_per_second", "tokens/s", "Prompt tokens per second."),
         ("steps_per_second", "steps/s", "Engine steps per second."),
-        ("preemptions_per_second", "preemptions/s", "Requests pushed out of the KV cache per second."),
+        (
+            "preemptions_per_second",
+            "preemptions/s",
+            "Requests pushed out of the KV cache per second.",
+        ),
         ("prefix_cache_hit_ratio", "ratio", "Prefix cache hits / queries, in tokens."),
-        ("length_finish_ratio", "ratio", "Requests that ended at their token limit / finished requests."),
-        ("acceptance_rate_drift", "ratio", "acceptance_rate minus acceptance_rate_baseline; negative is worse."),
-        ("prefix_cache_hit_drift", "ratio", "prefix_cache_hit_ratio minus its baseline; negative is worse."),
-        ("length_finish_drift", "ratio", "length_finish_ratio minus its baseline; positive is worse."),
+        (
+            "length_finish_ratio",
+            "ratio",
+            "Requests that ended at their token limit / finished requests.",
+        ),
+        (
+            "acceptance_rate_drift",
+            "ratio",
+            "acceptance_rate minus acceptance_rate_baseline; negative is worse.",
+        ),
+        (
+            "prefix_cache_hit_drift",
+            "ratio",
+            "prefix_cache_hit_ratio minus its baseline; negative is worse.",
+        ),
+        (
+            "length_finish_drift",
+            "ratio",
+            "length_finish_ratio minus its baseline; positive is worse.",
+        ),
         (
             "break_even_margin",
             "ratio",
@@ -223,14 +330,34 @@ def _windowed_traffic() -> Iterable[Family]:
         labels=("window",),
     )
     yield from _gauges(
-        ("acceptance_rate_per_position", "ratio", "Accepted at the position / drafts (unconditional, from 0)."),
-        ("conditional_acceptance_rate_per_position", "ratio", "Accepted at the position / accepted at the one before."),
+        (
+            "acceptance_rate_per_position",
+            "ratio",
+            "Accepted at the position / drafts (unconditional, from 0).",
+        ),
+        (
+            "conditional_acceptance_rate_per_position",
+            "ratio",
+            "Accepted at the position / accepted at the one before.",
+        ),
         labels=("position", "window"),
     )
     yield from _gauges(
-        ("time_to_first_token_seconds", "seconds", "Time to first token, from the engine's histogram."),
-        ("time_per_output_token_seconds", "seconds", "(Latency - TTFT) / (output tokens - 1) of finished requests."),
-        ("inter_token_latency_seconds", "seconds", "Gap between streamed chunks; under speculation not per token."),
+        (
+            "time_to_first_token_seconds",
+            "seconds",
+            "Time to first token, from the engine's histogram.",
+        ),
+        (
+            "time_per_output_token_seconds",
+            "seconds",
+            "(Latency - TTFT) / (output tokens - 1) of finished requests.",
+        ),
+        (
+            "inter_token_latency_seconds",
+            "seconds",
+            "Gap between streamed chunks; under speculation not per token.",
+        ),
         ("request_latency_seconds", "seconds", "End-to-end latency of finished requests."),
         ("queue_time_seconds", "seconds", "Time that finished requests spent waiting."),
         labels=("stat", "window"),
@@ -240,17 +367,38 @@ def _windowed_traffic() -> Iterable[Family]:
         labels=("status", "window"),
     )
     yield from _gauges(
-        ("engine_acceptance_rate", "ratio", "Accepted / draft tokens of one engine."), labels=("engine", "window")
+        ("engine_acceptance_rate", "ratio", "Accepted / draft tokens of one engine."),
+        labels=("engine", "window"),
     )
 
 
 def _references() -> Iterable[Family]:
     yield from _gauges(
-        ("acceptance_rate_baseline", "ratio", "Own acceptance rate of the recent good period; survives restarts."),
-        ("mean_acceptance_length_baseline", "tokens", "Own mean acceptance length of the recent good period."),
-        ("prefix_cache_hit_baseline", "ratio", "Own prefix cache hit ratio of the recent good period."),
-        ("length_finish_baseline", "ratio", "Own share of requests that ended at their token limit."),
-        ("break_even_acceptance_rate", "ratio", "Acceptance rate at which speculation neither helps nor hurts, now."),
+        (
+            "acceptance_rate_baseline",
+            "ratio",
+            "Own acceptance rate of the recent good period; survives restarts.",
+        ),
+        (
+            "mean_acceptance_length_baseline",
+            "tokens",
+            "Own mean acceptance length of the recent good period.",
+        ),
+        (
+            "prefix_cache_hit_baseline",
+            "ratio",
+            "Own prefix cache hit ratio of the recent good period.",
+        ),
+        (
+            "length_finish_baseline",
+            "ratio",
+            "Own share of requests that ended at their token limit.",
+        ),
+        (
+            "break_even_acceptance_rate",
+            "ratio",
+            "Acceptance rate at which speculation neither helps nor hurts, now.",
+        ),
     )
 
 
@@ -273,11 +421,19 @@ def _gpu() -> Iterable[Family]:
         labels=("gpu",),
     )
     yield from _gauges(
-        ("gpu_throttled", "0 or 1", "Whether clocks are held down, by reason (power, thermal, hardware)."),
+        (
+            "gpu_throttled",
+            "0 or 1",
+            "Whether clocks are held down, by reason (power, thermal, hardware).",
+        ),
         labels=("gpu", "reason"),
     )
     yield from _counters(
-        ("gpu_ecc_errors_total", "errors", "ECC errors since the driver was loaded (corrected, uncorrected)."),
+        (
+            "gpu_ecc_errors_total",
+            "errors",
+            "ECC errors since the driver was loaded (corrected, uncorrected).",
+        ),
         labels=("gpu", "type"),
     )
 
@@ -289,15 +445,30 @@ def _alerts() -> Iterable[Family]:
         labels=("alert", "severity"),
     )
     yield from _counters(
-        ("notifications_total", "notifications", "Notifications by receiver and outcome (sent, failed, dropped)."),
+        (
+            "notifications_total",
+            "notifications",
+            "Notifications by receiver and outcome (sent, failed, dropped).",
+        ),
         labels=("receiver", "outcome"),
     )
-    yield from _gauges(("notification_queue_length", "notifications", "Notifications that wait for a receiver."))
+    yield from _gauges(
+        ("notification_queue_length", "notifications", "Notifications that wait for a receiver.")
+    )
 
 
 FAMILIES: Mapping[str, Family] = {
     family.name: family
-    for section in (_health, _load, _totals, _windowed_speculation, _windowed_traffic, _references, _gpu, _alerts)
+    for section in (
+        _health,
+        _load,
+        _totals,
+        _windowed_speculation,
+        _windowed_traffic,
+        _references,
+        _gpu,
+        _alerts,
+    )
     for family in section()
 }
 """Name -> family, in the order of the documentation."""

@@ -51,7 +51,10 @@ def answers(url: str) -> bool:
 @contextmanager
 def process(argv: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A child that ends with the block."""
-    with log.open("wb") as out, subprocess.Popen(argv, stdout=out, stderr=subprocess.STDOUT) as child:
+    with (
+        log.open("wb") as out,
+        subprocess.Popen(argv, stdout=out, stderr=subprocess.STDOUT) as child,
+    ):
         try:
             yield child
         finally:
@@ -72,7 +75,9 @@ class Webhook:
     def alerts(self, path: str, **labels: str) -> list[dict[str, Any]]:
         """Alerts that came to a path and carry these labels, in order."""
         bodies = [json.loads(body) for where, _, body in list(self.got) if where == path]
-        return [a for body in bodies for a in body["alerts"] if labels.items() <= a["labels"].items()]
+        return [
+            a for body in bodies for a in body["alerts"] if labels.items() <= a["labels"].items()
+        ]
 
     def statuses(self, path: str, **labels: str) -> list[str]:
         """Their statuses, repeats left out."""
@@ -118,15 +123,22 @@ class Stack:
 
 
 @contextmanager
-def stack(folder: Path, *, scrape_port: int, rules: str, alertmanager_port: int, hook: Webhook) -> Iterator[Stack]:
+def stack(
+    folder: Path, *, scrape_port: int, rules: str, alertmanager_port: int, hook: Webhook
+) -> Iterator[Stack]:
     """Prometheus scrapes the sidecar every second with these rules, and Alertmanager calls /alertmanager.
 
     Returns once both answer: a disk that is slow to make Prometheus' folder is not an alert that is late.
     """
     (prometheus_port,) = free_ports(1)
     route = {"receiver": "hook", "group_by": ["..."], "group_wait": "0s", "group_interval": "1s"}
-    receiver = {"name": "hook", "webhook_configs": [{"url": hook.url + "/alertmanager", "send_resolved": True}]}
-    (folder / "alertmanager.yml").write_text(yaml.safe_dump({"route": route, "receivers": [receiver]}))
+    receiver = {
+        "name": "hook",
+        "webhook_configs": [{"url": hook.url + "/alertmanager", "send_resolved": True}],
+    }
+    (folder / "alertmanager.yml").write_text(
+        yaml.safe_dump({"route": route, "receivers": [receiver]})
+    )
     (folder / "rules.yaml").write_text(rules)
     manager = {"static_configs": [{"targets": [f"127.0.0.1:{alertmanager_port}"]}]}
     target = {"static_configs": [{"targets": [f"127.0.0.1:{scrape_port}"]}]}
@@ -151,8 +163,13 @@ def stack(folder: Path, *, scrape_port: int, rules: str, alertmanager_port: int,
         f"--web.listen-address=127.0.0.1:{prometheus_port}",
         "--rules.alert.resend-delay=1s",
     ]
-    with process(alertmanager, folder / "alertmanager.log"), process(prometheus, folder / "prometheus.log"):
-        made = Stack(f"http://127.0.0.1:{alertmanager_port}", f"http://127.0.0.1:{prometheus_port}", hook)
+    with (
+        process(alertmanager, folder / "alertmanager.log"),
+        process(prometheus, folder / "prometheus.log"),
+    ):
+        made = Stack(
+            f"http://127.0.0.1:{alertmanager_port}", f"http://127.0.0.1:{prometheus_port}", hook
+        )
         for url in (made.alertmanager_url, made.prometheus_url):
             wait_for(lambda url=url: answers(f"{url}/-/ready"), f"{url} is ready", 120)
         yield made

@@ -76,7 +76,12 @@ def llama(
     tensors: dict[str, Tensor] = {"model.embed_tokens.weight": (dtype, (vocab_size, hidden_size))}
     for i in range(layers):
         tensors |= layer(
-            f"model.layers.{i}.", hidden_size, heads * head_dim, kv_heads * head_dim, intermediate_size, dtype
+            f"model.layers.{i}.",
+            hidden_size,
+            heads * head_dim,
+            kv_heads * head_dim,
+            intermediate_size,
+            dtype,
         )
     tensors["model.norm.weight"] = (dtype, (hidden_size,))
     if not tied:
@@ -86,7 +91,10 @@ def llama(
 
 def small_llama(**changes: Any) -> Checkpoint:
     """A draft for ``llama()``: the same vocabulary, about a tenth of the size."""
-    return llama(**{"hidden_size": 32, "layers": 2, "heads": 2, "kv_heads": 2, "intermediate_size": 64} | changes)
+    return llama(
+        **{"hidden_size": 32, "layers": 2, "heads": 2, "kv_heads": 2, "intermediate_size": 64}
+        | changes
+    )
 
 
 def layer(  # noqa: PLR0917
@@ -135,14 +143,27 @@ def eagle3(
     **config: Any,
 ) -> Checkpoint:
     """An EAGLE3 head with a pruned vocabulary. ``d2t`` gives target id minus draft id for each draft id."""
-    head = llama(hidden_size=hidden_size, vocab_size=vocab_size, layers=1, architectures=["LlamaForCausalLMEagle3"])
+    head = llama(
+        hidden_size=hidden_size,
+        vocab_size=vocab_size,
+        layers=1,
+        architectures=["LlamaForCausalLMEagle3"],
+    )
     rows = draft_vocab_size or vocab_size
     head.config |= {"draft_vocab_size": draft_vocab_size, "target_hidden_size": target_hidden}
     head.config |= config
     dtype = "BF16"
     head.tensors = {
         "fc.weight": (dtype, (hidden_size, aux * target_hidden)),
-        **layer("midlayer.", hidden_size, hidden_size, hidden_size // 2, 128, dtype, fan_in=2 * hidden_size),
+        **layer(
+            "midlayer.",
+            hidden_size,
+            hidden_size,
+            hidden_size // 2,
+            128,
+            dtype,
+            fan_in=2 * hidden_size,
+        ),
         "midlayer.hidden_norm.weight": (dtype, (hidden_size,)),
         "norm.weight": (dtype, (hidden_size,)),
     }
@@ -151,7 +172,9 @@ def eagle3(
     if lm_head:
         head.tensors["lm_head.weight"] = (dtype, (rows, hidden_size))
     if draft_vocab_size is not None:
-        offsets = [2 * i - i for i in range(rows)] if d2t is None else d2t  # draft id i is target id 2i
+        offsets = (
+            [2 * i - i for i in range(rows)] if d2t is None else d2t
+        )  # draft id i is target id 2i
         head.tensors["d2t"] = ("I64", (len(offsets),))
         head.data["d2t"] = struct.pack(f"<{len(offsets)}q", *offsets)
         head.tensors["t2d"] = ("U8", (vocab_size,))
@@ -160,11 +183,15 @@ def eagle3(
     return head
 
 
-def speculators(head: Checkpoint, *, verifier: str, kind: str = "eagle3", **config: Any) -> Checkpoint:
+def speculators(
+    head: Checkpoint, *, verifier: str, kind: str = "eagle3", **config: Any
+) -> Checkpoint:
     """The same head in the format of the speculators library."""
     other = copy.deepcopy(head)
     inner = {
-        k: v for k, v in other.config.items() if k not in ("architectures", "draft_vocab_size", "target_hidden_size")
+        k: v
+        for k, v in other.config.items()
+        if k not in ("architectures", "draft_vocab_size", "target_hidden_size")
     }
     other.config = {
         "architectures": ["Eagle3Speculator"],
@@ -183,7 +210,9 @@ def speculators(head: Checkpoint, *, verifier: str, kind: str = "eagle3", **conf
     return other
 
 
-def medusa(*, hidden_size: int = 64, vocab_size: int = 320, heads: int = 3, **config: Any) -> Checkpoint:
+def medusa(
+    *, hidden_size: int = 64, vocab_size: int = 320, heads: int = 3, **config: Any
+) -> Checkpoint:
     """Medusa heads in vLLM's own format."""
     body = {
         "model_type": "medusa",
@@ -199,9 +228,15 @@ def medusa(*, hidden_size: int = 64, vocab_size: int = 320, heads: int = 3, **co
     return Checkpoint(body, tensors)
 
 
-def mlp_speculator(*, emb_dim: int = 64, vocab_size: int = 320, n_predict: int = 3, **config: Any) -> Checkpoint:
+def mlp_speculator(
+    *, emb_dim: int = 64, vocab_size: int = 320, n_predict: int = 3, **config: Any
+) -> Checkpoint:
     """An MLP speculator."""
-    body = {"model_type": "mlp_speculator", "architectures": ["MLPSpeculatorPreTrainedModel"], "emb_dim": emb_dim}
+    body = {
+        "model_type": "mlp_speculator",
+        "architectures": ["MLPSpeculatorPreTrainedModel"],
+        "emb_dim": emb_dim,
+    }
     body |= {
         "inner_dim": 32,
         "n_predict": n_predict,
@@ -209,15 +244,23 @@ def mlp_speculator(*, emb_dim: int = 64, vocab_size: int = 320, n_predict: int =
         "top_k_tokens_per_head": [5] * n_predict,
     }
     body |= {"torch_dtype": "bfloat16", **config}
-    tensors: dict[str, Tensor] = {f"speculator.head.{i}.weight": ("BF16", (vocab_size, 32)) for i in range(n_predict)}
+    tensors: dict[str, Tensor] = {
+        f"speculator.head.{i}.weight": ("BF16", (vocab_size, 32)) for i in range(n_predict)
+    }
     tensors |= {f"speculator.emb.{i}.weight": ("BF16", (vocab_size, 32)) for i in range(n_predict)}
     return Checkpoint(body, tensors)
 
 
-def dflash(*, hidden_size: int = 64, vocab_size: int = 320, block_size: int = 8, **config: Any) -> Checkpoint:
+def dflash(
+    *, hidden_size: int = 64, vocab_size: int = 320, block_size: int = 8, **config: Any
+) -> Checkpoint:
     """A DFlash head of one Qwen3 layer that reads two layers of the target."""
     head = llama(hidden_size=hidden_size, vocab_size=vocab_size, layers=1)
-    head.config |= {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "block_size": block_size}
+    head.config |= {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "block_size": block_size,
+    }
     head.config |= {"dflash_config": {"mask_token_id": 319, "target_layer_ids": [1, 5]}, **config}
     head.tensors = {
         "fc.weight": ("BF16", (hidden_size, 2 * hidden_size)),
@@ -232,7 +275,10 @@ def dflash(*, hidden_size: int = 64, vocab_size: int = 320, block_size: int = 8,
 def with_mtp(*, modules: int = 1, with_weights: bool = True, **config: Any) -> Checkpoint:
     """A target that carries MTP modules as layers behind its own (GLM-4's layout)."""
     model = llama(
-        architectures=["Glm4MoeForCausalLM"], model_type="glm4_moe", num_nextn_predict_layers=modules, **config
+        architectures=["Glm4MoeForCausalLM"],
+        model_type="glm4_moe",
+        num_nextn_predict_layers=modules,
+        **config,
     )
     for i in range(modules if with_weights else 0):
         model.tensors |= layer(f"model.layers.{8 + i}.", 64, 64, 32, 128, "BF16")
@@ -314,7 +360,9 @@ def write(folder: Path, checkpoint: Checkpoint, *, shards: int = 1, sparse: bool
             _json(folder / name, body)
     names = list(checkpoint.tensors)
     if shards == 1 and names:
-        write_safetensors(folder / "model.safetensors", checkpoint.tensors, checkpoint.data, sparse=sparse)
+        write_safetensors(
+            folder / "model.safetensors", checkpoint.tensors, checkpoint.data, sparse=sparse
+        )
     elif names:
         _write_shards(folder, checkpoint, names, shards, sparse=sparse)
     for name, data in checkpoint.files.items():
@@ -322,7 +370,9 @@ def write(folder: Path, checkpoint: Checkpoint, *, shards: int = 1, sparse: bool
     return folder
 
 
-def _write_shards(folder: Path, checkpoint: Checkpoint, names: list[str], shards: int, *, sparse: bool) -> None:
+def _write_shards(
+    folder: Path, checkpoint: Checkpoint, names: list[str], shards: int, *, sparse: bool
+) -> None:
     weight_map = {}
     for i in range(shards):
         file = f"model-{i + 1:05}-of-{shards:05}.safetensors"
@@ -330,11 +380,18 @@ def _write_shards(folder: Path, checkpoint: Checkpoint, names: list[str], shards
         write_safetensors(folder / file, part, checkpoint.data, sparse=sparse)
         weight_map |= dict.fromkeys(part, file)
     total = sum(nbytes(t) for t in checkpoint.tensors.values())
-    _json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": weight_map})
+    _json(
+        folder / "model.safetensors.index.json",
+        {"metadata": {"total_size": total}, "weight_map": weight_map},
+    )
 
 
 def write_safetensors(
-    path: Path, tensors: dict[str, Tensor], data: dict[str, bytes] | None = None, *, sparse: bool = False
+    path: Path,
+    tensors: dict[str, Tensor],
+    data: dict[str, bytes] | None = None,
+    *,
+    sparse: bool = False,
 ) -> None:
     """One safetensors file. Data are zeros, or a hole with ``sparse``, where ``data`` gives none."""
     header, offset = {}, 0

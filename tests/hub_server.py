@@ -59,7 +59,9 @@ def serve(root: Path) -> Iterator[Hub]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     hub.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+    )
     thread.start()
     try:
         yield hub
@@ -87,23 +89,40 @@ def _respond(hub: Hub, path: str, headers: dict[str, str]) -> Answer:
         return 404, {"X-Error-Code": "RevisionNotFound"}, b""
     if api and parts[2:3] == ["tree"]:
         files = sorted(folder.iterdir())
-        tree = [{"type": "file", "path": f.name, "size": f.stat().st_size, "oid": f.name} for f in files]
+        tree = [
+            {"type": "file", "path": f.name, "size": f.stat().st_size, "oid": f.name} for f in files
+        ]
         return 200, {"Content-Type": "application/json"}, json.dumps(tree).encode()
     if api:
-        siblings = [{"rfilename": f.name, "size": f.stat().st_size} for f in sorted(folder.iterdir())]
-        return 200, {"Content-Type": "application/json"}, json.dumps(_info(parts, siblings)).encode()
+        siblings = [
+            {"rfilename": f.name, "size": f.stat().st_size} for f in sorted(folder.iterdir())
+        ]
+        return (
+            200,
+            {"Content-Type": "application/json"},
+            json.dumps(_info(parts, siblings)).encode(),
+        )
     return _file(hub, folder.joinpath(*parts[4:]), headers.get("Range"))
 
 
 def _info(parts: list[str], siblings: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"id": "/".join(parts[:2]), "modelId": "/".join(parts[:2]), "sha": COMMIT, "siblings": siblings}
+    return {
+        "id": "/".join(parts[:2]),
+        "modelId": "/".join(parts[:2]),
+        "sha": COMMIT,
+        "siblings": siblings,
+    }
 
 
 def _file(hub: Hub, path: Path, wanted: str | None) -> Answer:
     if not path.is_file():
         return 404, {"X-Error-Code": "EntryNotFound"}, b""
     data = path.read_bytes()
-    headers = {"ETag": f'"{path.name}-{len(data)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+    headers = {
+        "ETag": f'"{path.name}-{len(data)}"',
+        "X-Repo-Commit": COMMIT,
+        "Accept-Ranges": "bytes",
+    }
     if wanted is None or not hub.ranges:
         return 200, headers, data
     first, _, last = wanted.removeprefix("bytes=").partition("-")

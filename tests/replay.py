@@ -22,7 +22,9 @@ def recorded(path: Path) -> Iterator[tuple[float, str]]:
             yield read["at"], read["text"]
 
 
-def observe(reads: Iterable[tuple[float, str]], observer: Observer | None = None) -> list[Observation]:
+def observe(
+    reads: Iterable[tuple[float, str]], observer: Observer | None = None
+) -> list[Observation]:
     """What the sidecar made of each read."""
     observer = observer or Observer(speculation_configured=True)
     return [observer.observe(at, WALL + at, _scrape(at, text)) for at, text in reads]

@@ -111,7 +111,25 @@ class Metrics:
         "prefix_cache_queries",
         "prefix_cache_hits",
     )
-    SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 80.0)
+    SECONDS = (
+        0.001,
+        0.005,
+        0.01,
+        0.02,
+        0.04,
+        0.06,
+        0.08,
+        0.1,
+        0.25,
+        0.5,
+        0.75,
+        1.0,
+        2.5,
+        5.0,
+        10.0,
+        30.0,
+        80.0,
+    )
     TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 16384)
     HISTOGRAMS: ClassVar = {
         "time_to_first_token_seconds": SECONDS,
@@ -134,8 +152,13 @@ class Metrics:
         """All counters from zero, as after a restart."""
         self.registry = CollectorRegistry()
         names, values = ["model_name", "engine"], (self.model, "0")
-        speculative = tuple(c for c in self.COUNTERS if self.positions or not c.startswith("spec_decode"))
-        self.counter = {c: Counter(f"vllm:{c}", c, names, registry=self.registry).labels(*values) for c in speculative}
+        speculative = tuple(
+            c for c in self.COUNTERS if self.positions or not c.startswith("spec_decode")
+        )
+        self.counter = {
+            c: Counter(f"vllm:{c}", c, names, registry=self.registry).labels(*values)
+            for c in speculative
+        }
         if self.positions:
             family = Counter(
                 "vllm:spec_decode_num_accepted_tokens_per_pos",
@@ -144,13 +167,17 @@ class Metrics:
                 registry=self.registry,
             )
             self.per_position = [family.labels(*values, str(i)) for i in range(self.positions)]
-        success = Counter("vllm:request_success", "Finished.", [*names, "finished_reason"], registry=self.registry)
+        success = Counter(
+            "vllm:request_success", "Finished.", [*names, "finished_reason"], registry=self.registry
+        )
         self.success = {r: success.labels(*values, r) for r in ("stop", "length", "abort", "error")}
         self.histogram = {
             h: Histogram(f"vllm:{h}", h, names, buckets=b, registry=self.registry).labels(*values)
             for h, b in self.HISTOGRAMS.items()
         }
-        self.http = Counter("http_requests", "Answers.", ["handler", "method", "status"], registry=self.registry)
+        self.http = Counter(
+            "http_requests", "Answers.", ["handler", "method", "status"], registry=self.registry
+        )
         Gauge("process_start_time_seconds", "Start.", registry=self.registry).set(STARTED)
         self.gauge = {
             g: Gauge(f"vllm:{g}", g, names, registry=self.registry).labels(*values)
@@ -220,7 +247,9 @@ class Engine:
             if self.max_queued is not None and self.running + self.waiting >= self.max_queued:
                 raise Refused(503, "The server is overloaded: too many queued requests")
             self.waiting += 1
-            self.lock.wait_for(lambda: self.running < self.max_num_seqs and not self.switches.starve)
+            self.lock.wait_for(
+                lambda: self.running < self.max_num_seqs and not self.switches.starve
+            )
             self.waiting -= 1
             self.running += 1
         try:
@@ -279,7 +308,9 @@ class Engine:
         done = 1
         while done < total:
             drafted = self.speculative_tokens()
-            self.pause(s.step + s.per_sequence * max(0, self.running - 1) + s.per_draft_token * drafted)
+            self.pause(
+                s.step + s.per_sequence * max(0, self.running - 1) + s.per_draft_token * drafted
+            )
             if drafted:
                 accepted = 0 if collapsed else self.accepted(drafted)
                 m.drafts(accepted, drafted)
@@ -298,7 +329,9 @@ class Engine:
         m.histogram["e2e_request_latency_seconds"].observe(last - start)
         m.histogram["request_generation_tokens"].observe(total)
         if total > 1:
-            m.histogram["request_time_per_output_token_seconds"].observe((last - first) / (total - 1))
+            m.histogram["request_time_per_output_token_seconds"].observe(
+                (last - first) / (total - 1)
+            )
         m.success["length"].inc()
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
@@ -347,11 +380,19 @@ class Handler(BaseHTTPRequestHandler):
             answer(raw)
         except Refused as e:
             self.send_json(
-                {"error": {"message": str(e), "type": "ServiceUnavailableError", "code": e.status}}, e.status
+                {"error": {"message": str(e), "type": "ServiceUnavailableError", "code": e.status}},
+                e.status,
             )
         except json.JSONDecodeError as e:
             self.send_json(
-                {"error": {"message": f"JSON decode error: {e}", "type": "BadRequestError", "code": 400}}, 400
+                {
+                    "error": {
+                        "message": f"JSON decode error: {e}",
+                        "type": "BadRequestError",
+                        "code": 400,
+                    }
+                },
+                400,
             )
         except (BrokenPipeError, ConnectionResetError):
             self.engine.metrics.success["abort"].inc()
@@ -390,7 +431,9 @@ class Handler(BaseHTTPRequestHandler):
                 if s.metrics_pad:
                     body += b'vllm:pad{label="' + b"x" * s.metrics_pad + b'"} 1\n'
                 self.send_body(
-                    body[: s.metrics_truncate] if s.metrics_truncate >= 0 else body, content_type, s.metrics_status
+                    body[: s.metrics_truncate] if s.metrics_truncate >= 0 else body,
+                    content_type,
+                    s.metrics_status,
                 )
             case "/version":
                 self.send_json({"version": "0.32.0"})
@@ -417,7 +460,11 @@ class Handler(BaseHTTPRequestHandler):
             case "/tokenize":
                 words = str(body.get("prompt", "")).split()
                 self.send_json(
-                    {"count": len(words), "max_model_len": self.engine.max_model_len, "tokens": [*range(len(words))]}
+                    {
+                        "count": len(words),
+                        "max_model_len": self.engine.max_model_len,
+                        "tokens": [*range(len(words))],
+                    }
                 )
             case _:
                 self.send_json({"detail": "Not Found"}, 404)
@@ -431,7 +478,9 @@ class Handler(BaseHTTPRequestHandler):
         if self.engine.switches.completion_status != 200:
             raise Refused(self.engine.switches.completion_status, "programmed")
         if n_prompt + asked > self.engine.max_model_len:
-            raise Refused(400, f"This model's maximum context length is {self.engine.max_model_len} tokens.")
+            raise Refused(
+                400, f"This model's maximum context length is {self.engine.max_model_len} tokens."
+            )
         with self.engine.slot():
             steps = self.engine.steps(prompt, n_prompt, body)
             if body.get("stream"):
@@ -445,19 +494,35 @@ class Handler(BaseHTTPRequestHandler):
                 if chat:
                     content = {"message": {"role": "assistant", "content": text}}
                     if thoughts := self.engine.switches.thoughts:
-                        content["message"]["reasoning"] = "Well, " * min(thoughts, body.get("max_tokens", thoughts))
+                        content["message"]["reasoning"] = "Well, " * min(
+                            thoughts, body.get("max_tokens", thoughts)
+                        )
                         if thoughts > body.get("max_tokens", thoughts):
                             content["message"]["content"], reason = None, "length"
                 choice = {"index": 0, "finish_reason": reason, "logprobs": None, **content}
                 self.send_json(
-                    self.envelope(chat, choices=[choice], usage=usage(n_prompt, len(tokens)), streamed=False)
+                    self.envelope(
+                        chat, choices=[choice], usage=usage(n_prompt, len(tokens)), streamed=False
+                    )
                 )
 
     def envelope(self, chat: bool, *, streamed: bool = True, **fields: Any) -> dict[str, Any]:
-        kind = ("chat.completion.chunk" if streamed else "chat.completion") if chat else "text_completion"
-        return {"id": "cmpl-stub", "object": kind, "created": int(time.time()), "model": self.engine.model, **fields}
+        kind = (
+            ("chat.completion.chunk" if streamed else "chat.completion")
+            if chat
+            else "text_completion"
+        )
+        return {
+            "id": "cmpl-stub",
+            "object": kind,
+            "created": int(time.time()),
+            "model": self.engine.model,
+            **fields,
+        }
 
-    def stream(self, body: dict[str, Any], steps: Iterator[list[str]], n_prompt: int, chat: bool) -> None:
+    def stream(
+        self, body: dict[str, Any], steps: Iterator[list[str]], n_prompt: int, chat: bool
+    ) -> None:
         """Server-sent events, one for each engine step."""
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
@@ -466,7 +531,11 @@ class Handler(BaseHTTPRequestHandler):
         total = body.get("max_completion_tokens") or body.get("max_tokens") or 16
         options = body.get("stream_options") or {}
         if chat:
-            self.event(self.envelope(True, choices=[{"index": 0, "delta": {"role": "assistant", "content": ""}}]))
+            self.event(
+                self.envelope(
+                    True, choices=[{"index": 0, "delta": {"role": "assistant", "content": ""}}]
+                )
+            )
         done = 0
         for tokens in steps:
             done += len(tokens)
@@ -475,7 +544,9 @@ class Handler(BaseHTTPRequestHandler):
             more = {"usage": usage(n_prompt, done)} if options.get("continuous_usage_stats") else {}
             self.event(
                 self.envelope(
-                    chat, choices=[{"index": 0, "finish_reason": reason, "logprobs": None, **content}], **more
+                    chat,
+                    choices=[{"index": 0, "finish_reason": reason, "logprobs": None, **content}],
+                    **more,
                 )
             )
         if options.get("include_usage"):
@@ -494,7 +565,11 @@ def stopped(text: str, stop: str | list[str] | None) -> tuple[str, str]:
 
 
 def usage(prompt: int, completion: int) -> dict[str, int]:
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
 
 
 class Server(ThreadingHTTPServer):
@@ -557,7 +632,9 @@ class Process:
         """Print what vLLM prints while it loads, for as long as it was told to."""
         s = self.switches
         if s.grandchild:
-            self.grandchild = subprocess.Popen([sys.executable, "-S", "-c", STUBBORN], stdout=subprocess.PIPE)
+            self.grandchild = subprocess.Popen(
+                [sys.executable, "-S", "-c", STUBBORN], stdout=subprocess.PIPE
+            )
             assert self.grandchild.stdout
             self.grandchild.stdout.readline()
         if s.log_file:
@@ -579,11 +656,23 @@ class Process:
         if self.engine.num_speculative_tokens:
             say("Worker", "Loading drafter model...", "cpu_model_runner.py:75")
         say("Worker", "Loading weights took 0.05 seconds", "default_loader.py:502")
-        say("Worker", "Model loading took 0.26 GiB memory and 0.312345 seconds", "gpu_model_runner.py:5150")
+        say(
+            "Worker",
+            "Model loading took 0.26 GiB memory and 0.312345 seconds",
+            "gpu_model_runner.py:5150",
+        )
         kv = "CPU KV cache size: 43,680 tokens, Maximum concurrency for 2,048 tokens per request: 21.33x"
         say("EngineCore", kv, "kv_cache_utils.py:2327")
-        say("EngineCore", "init engine (profile, create kv cache, warmup model) took 0.93 s", "core.py:403")
-        say("APIServer", f"Starting vLLM server on http://{self.flags.host}:{self.flags.port}", "entry.py:140")
+        say(
+            "EngineCore",
+            "init engine (profile, create kv cache, warmup model) took 0.93 s",
+            "core.py:403",
+        )
+        say(
+            "APIServer",
+            f"Starting vLLM server on http://{self.flags.host}:{self.flags.port}",
+            "entry.py:140",
+        )
 
     def handle(self, timeout: float, *, loading: bool = False) -> None:
         """Wait for one event and obey it."""
@@ -610,7 +699,8 @@ class Process:
         with self.engine.lock:
             self.engine.draining = True
             self.engine.lock.wait_for(
-                lambda: self.engine.running + self.engine.waiting == 0, timeout=self.engine.shutdown_timeout
+                lambda: self.engine.running + self.engine.waiting == 0,
+                timeout=self.engine.shutdown_timeout,
             )
         time.sleep(0.02)  # the last chunk leaves its thread
         os._exit(0)
@@ -619,7 +709,9 @@ class Process:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda n, _: self.events.put(("signal", n)))
         handler = type(
-            "BoundHandler", (Handler,), {"engine": self.engine, "process": self, "api_key": self.flags.api_key}
+            "BoundHandler",
+            (Handler,),
+            {"engine": self.engine, "process": self, "api_key": self.flags.api_key},
         )
         try:
             server = Server((self.flags.host, self.flags.port), handler)
@@ -640,7 +732,12 @@ class Process:
             if self.switches.crash_after >= 0:
                 wait = ready + self.switches.crash_after - time.monotonic()
                 if wait <= 0:
-                    say("EngineCore", "EngineCore encountered a fatal error.", "core.py:1522", "ERROR")
+                    say(
+                        "EngineCore",
+                        "EngineCore encountered a fatal error.",
+                        "core.py:1522",
+                        "ERROR",
+                    )
                     os._exit(1)
             self.handle(min(1.0, wait))
 
@@ -669,7 +766,9 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, Switches]:
     switches = Switches()
     for field in dataclasses.fields(Switches):
         kind = {"nargs": "?", "const": "true"} if field.type == "bool" else {}
-        parser.add_argument("--stub-" + field.name.replace("_", "-"), dest=f"stub_{field.name}", **kind)
+        parser.add_argument(
+            "--stub-" + field.name.replace("_", "-"), dest=f"stub_{field.name}", **kind
+        )
     flags, rest = parser.parse_known_args(argv)
     if flags.model is None:
         flags.model = next((a for a in rest if not a.startswith("-") and a != "serve"), None)

@@ -12,11 +12,23 @@ import requests
 
 @contextlib.contextmanager
 def traffic(
-    url: str, model: str, *, clients: int = 4, tokens: int = 50, prompt: str = "a b c", timeout: float = 1.0
+    url: str,
+    model: str,
+    *,
+    clients: int = 4,
+    tokens: int = 50,
+    prompt: str = "a b c",
+    timeout: float = 1.0,
 ) -> Iterator[None]:
     """Greedy completions of full length, one after the other from each client, while the block runs."""
     enough = threading.Event()
-    body = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    body = {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
 
     def client() -> None:
         while not enough.is_set():

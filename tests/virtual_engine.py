@@ -26,7 +26,12 @@ OLD_CACHE = {
 }
 NOW = {"kv_usage": ("kv_cache_usage_perc",)}
 STYLES: dict[str, dict[str, tuple[str, ...]]] = {
-    "0.8-v0": {**OLD_CACHE, "spec_decode_num_drafts": (), "prefix_cache_queries": (), "prefix_cache_hits": ()},
+    "0.8-v0": {
+        **OLD_CACHE,
+        "spec_decode_num_drafts": (),
+        "prefix_cache_queries": (),
+        "prefix_cache_hits": (),
+    },
     "0.8": OLD_CACHE,
     "0.10": {
         "kv_usage": ("gpu_cache_usage_perc", "kv_cache_usage_perc"),
@@ -58,7 +63,9 @@ class VirtualEngine:
     """Sleep state; None does not report it."""
     counters: dict[str, float] = field(default_factory=dict)
     per_position: list[float] = field(default_factory=list)
-    finished: dict[str, float] = field(default_factory=lambda: {"stop": 0.0, "length": 0.0, "abort": 0.0})
+    finished: dict[str, float] = field(
+        default_factory=lambda: {"stop": 0.0, "length": 0.0, "abort": 0.0}
+    )
     histograms: dict[str, list[float]] = field(default_factory=dict)
     """Name -> observations in each bucket, the infinite one last."""
     sums: dict[str, float] = field(default_factory=dict)
@@ -68,8 +75,18 @@ class VirtualEngine:
 
     def reset(self) -> None:
         """All counters from zero, as after a restart."""
-        names = ("generation_tokens", "prompt_tokens", "num_preemptions", "prefix_cache_queries", "prefix_cache_hits")
-        spec = ("spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens")
+        names = (
+            "generation_tokens",
+            "prompt_tokens",
+            "num_preemptions",
+            "prefix_cache_queries",
+            "prefix_cache_hits",
+        )
+        spec = (
+            "spec_decode_num_drafts",
+            "spec_decode_num_draft_tokens",
+            "spec_decode_num_accepted_tokens",
+        )
         self.counters = dict.fromkeys((*names, *(spec if self.positions else ())), 0.0)
         self.per_position = [0.0] * self.positions
         self.finished = dict.fromkeys(self.finished, 0.0)
@@ -83,7 +100,14 @@ class VirtualEngine:
         self.histograms[name][index] += times
         self.sums[name] += value * times
 
-    def work(self, *, drafts: float = 0, rates: tuple[float, ...] = (), requests: float = 0, plain: float = 0) -> None:
+    def work(
+        self,
+        *,
+        drafts: float = 0,
+        rates: tuple[float, ...] = (),
+        requests: float = 0,
+        plain: float = 0,
+    ) -> None:
         """Some drafts with unconditional acceptance rates by position, further plain tokens, finished requests."""
         accepted = [drafts * rate for rate in rates]
         c = self.counters
@@ -97,10 +121,18 @@ class VirtualEngine:
         self.observe("iteration", 0.001, drafts + plain)
         self.finished["stop"] += requests
 
-    def text(self, style: str = "0.32", *, start: float | None = 1000.0, http: dict[str, int] | None = None) -> str:
+    def text(
+        self,
+        style: str = "0.32",
+        *,
+        start: float | None = 1000.0,
+        http: dict[str, int] | None = None,
+    ) -> str:
         """The exposition. ``start`` is the process start time; None leaves it out, as with several API servers."""
         names = STYLES[style]
-        labels = f'model_name="{self.model}"' + ("" if style == "0.8-v0" else f',engine="{self.engine}"')
+        labels = f'model_name="{self.model}"' + (
+            "" if style == "0.8-v0" else f',engine="{self.engine}"'
+        )
         lines = [
             f"vllm:num_requests_running{{{labels}}} {self.running}",
             f"vllm:num_requests_waiting{{{labels}}} {self.waiting}",
@@ -108,18 +140,27 @@ class VirtualEngine:
         ]
         for name, value in self.counters.items():
             for wire in names.get(name, (name,)):
-                lines += [f"vllm:{wire}_total{{{labels}}} {value}", f"vllm:{wire}_created{{{labels}}} 1.7e9"]
+                lines += [
+                    f"vllm:{wire}_total{{{labels}}} {value}",
+                    f"vllm:{wire}_created{{{labels}}} 1.7e9",
+                ]
         for i, value in enumerate(self.per_position if style != "0.8-v0" else ()):
-            lines.append(f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{{labels},position="{i}"}} {value}')
+            lines.append(
+                f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{{labels},position="{i}"}} {value}'
+            )
         if self.awake is not None:
             lines.append(f'vllm:engine_sleep_state{{{labels},sleep_state="awake"}} {self.awake}')
         for reason, value in self.finished.items():
-            lines.append(f'vllm:request_success_total{{finished_reason="{reason}",{labels}}} {value}')
+            lines.append(
+                f'vllm:request_success_total{{finished_reason="{reason}",{labels}}} {value}'
+            )
         for name in self.histograms:
             for wire in names.get(name, (HISTOGRAMS[name],)):
                 lines += self._histogram(wire, name, labels)
         for status, count in (http or {}).items():
-            lines.append(f'http_requests_total{{handler="/v1/completions",method="POST",status="{status}"}} {count}')
+            lines.append(
+                f'http_requests_total{{handler="/v1/completions",method="POST",status="{status}"}} {count}'
+            )
         if start is not None:
             lines.append(f"process_start_time_seconds {start}")
         return "\n".join(lines) + "\n"
@@ -129,4 +170,8 @@ class VirtualEngine:
         for bound, count in zip((*map(str, SECONDS), "+Inf"), self.histograms[name], strict=True):
             total += count
             lines.append(f'vllm:{wire}_bucket{{{labels},le="{bound}"}} {total}')
-        return [*lines, f"vllm:{wire}_count{{{labels}}} {total}", f"vllm:{wire}_sum{{{labels}}} {self.sums[name]}"]
+        return [
+            *lines,
+            f"vllm:{wire}_count{{{labels}}} {total}",
+            f"vllm:{wire}_sum{{{labels}}} {self.sums[name]}",
+        ]

@@ -51,7 +51,11 @@ def settings(case: dict[str, Any]) -> Settings:
             "extra_args": extra,
             "env": case.get("env", {}),
         },
-        "hardware": {k: case[k] for k in ("gpu_name", "gpu_memory_gib") if k in case and "gpu_names" not in case},
+        "hardware": {
+            k: case[k]
+            for k in ("gpu_name", "gpu_memory_gib")
+            if k in case and "gpu_names" not in case
+        },
     }
     for key in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):
         if key in case:
@@ -67,12 +71,19 @@ def settings(case: dict[str, Any]) -> Settings:
     return Settings.model_validate(body)
 
 
-def plan(case: dict[str, Any], models: dict[str, Any], constants: overhead.Constants = overhead.FITTED) -> vram.Plan:
+def plan(
+    case: dict[str, Any], models: dict[str, Any], constants: overhead.Constants = overhead.FITTED
+) -> vram.Plan:
     """Plan a run from config.json alone."""
     target = ModelFacts(case["model"], models[case["model"]]["config"])
     draft = ModelFacts(case["draft"], models[case["draft"]]["config"]) if "draft" in case else None
     return vram.plan(
-        settings(case), target, draft, devices=_mixed(case), engine_version=case.get("version"), constants=constants
+        settings(case),
+        target,
+        draft,
+        devices=_mixed(case),
+        engine_version=case.get("version"),
+        constants=constants,
     )
 
 
@@ -81,7 +92,9 @@ def _mixed(case: dict[str, Any]) -> tuple[Device, ...] | None:
     names = case.get("gpu_names")
     if names is None:
         return None
-    return tuple(Device(i, f"uuid-{i}", n, cuda_bytes(n, None) or 0, 0) for i, n in enumerate(names))
+    return tuple(
+        Device(i, f"uuid-{i}", n, cuda_bytes(n, None) or 0, 0) for i, n in enumerate(names)
+    )
 
 
 @dataclass(frozen=True)
@@ -164,13 +177,20 @@ class Case:
         """GiB of the profiling peak; the newer log line includes the graphs that are subtracted."""
         gpu = self.plan.gpus[-1]
         graphs = gpu.cuda_graph_bytes if self.plan.shape.accounting.subtracts_graphs else 0
-        return self.error((gpu.activation_bytes + graphs) / GIB, self.observed.get("activation_peak_gib"))
+        return self.error(
+            (gpu.activation_bytes + graphs) / GIB, self.observed.get("activation_peak_gib")
+        )
 
     def pool_error(self, *, loaded: bool = False, any_version: bool = False) -> Error | None:
         """GiB of KV cache, for runs of 0.11 and later that state their utilization."""
         gpu = self.plan.tightest
         old = not any_version and self.version < (0, 11)
-        if gpu is None or gpu.kv_cache_bytes is None or "gpu_memory_utilization" not in self.raw or old:
+        if (
+            gpu is None
+            or gpu.kv_cache_bytes is None
+            or "gpu_memory_utilization" not in self.raw
+            or old
+        ):
             return None
         planned = gpu.kv_cache_bytes / GIB
         if loaded:
@@ -184,12 +204,19 @@ class Case:
         """KV tokens of the whole plan."""
         if "gpu_memory_utilization" not in self.raw:
             return None
-        return self.error(self.plan.capacity.kv_cache_tokens or None, self.observed.get("kv_cache_tokens"))
+        return self.error(
+            self.plan.capacity.kv_cache_tokens or None, self.observed.get("kv_cache_tokens")
+        )
 
     def tokens_error(self) -> Error | None:
         """KV tokens that the printed pool makes: the KV arithmetic alone, to the two decimals of the GiB line."""
         pool, printed = self.observed.get("available_kv_gib"), self.observed.get("kv_cache_tokens")
-        if pool is None or printed is None or "inconsistent" in self.raw or self.id in _DRAFT_NOT_DESCRIBED:
+        if (
+            pool is None
+            or printed is None
+            or "inconsistent" in self.raw
+            or self.id in _DRAFT_NOT_DESCRIBED
+        ):
             return None
         fixed = plan({**self.raw, "kv_cache_bytes": round(pool * GIB)}, self.models)
         return self.error(fixed.capacity.kv_cache_tokens, printed)
@@ -212,7 +239,8 @@ class Case:
             (0, 17) <= self.version < (0, 21)
             and "activation_peak_gib" in self.observed
             and "method" not in self.raw
-            and self.plan.gpus[-1].activation_bytes > self.again(_NO_SAMPLER).plan.gpus[-1].activation_bytes
+            and self.plan.gpus[-1].activation_bytes
+            > self.again(_NO_SAMPLER).plan.gpus[-1].activation_bytes
         )
 
     def sampler_point(self) -> tuple[float, float]:

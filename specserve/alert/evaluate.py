@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from specserve.alert.rules import Instance, Labels, Observation, Reason, Rule, State, advance, observe
+from specserve.alert.rules import (
+    Instance,
+    Labels,
+    Observation,
+    Reason,
+    Rule,
+    State,
+    advance,
+    observe,
+)
 from specserve.metric_families import Readings, key
 
 
@@ -33,7 +42,16 @@ class Alert:
 
     def as_dict(self) -> dict[str, object]:
         """The JSON form."""
-        names = ("name", "severity", "value", "summary", "description", "runbook_url", "started_at", "ended_at")
+        names = (
+            "name",
+            "severity",
+            "value",
+            "summary",
+            "description",
+            "runbook_url",
+            "started_at",
+            "ended_at",
+        )
         return {
             **{name: getattr(self, name) for name in names},
             "causes": list(self.causes),
@@ -46,7 +64,11 @@ class Alert:
 
 def importance(alert: Alert) -> tuple[bool, int, str]:
     """What is to be read first sorts first: firing before pending, then by severity."""
-    return alert.state is not State.FIRING, ("critical", "warning", "info").index(alert.severity), alert.name
+    return (
+        alert.state is not State.FIRING,
+        ("critical", "warning", "info").index(alert.severity),
+        alert.name,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +103,13 @@ class Evaluator:
         alerts: list[tuple[Alert, _Tracked]] = []
         for number, rule in enumerate(self.rules):
             observations = observe(rule, readings)
-            gone = [labels for n, labels in self._tracked if n == number and labels not in observations]
-            for labels, seen in [*observations.items(), *((labels, Observation(None)) for labels in gone)]:
+            gone = [
+                labels for n, labels in self._tracked if n == number and labels not in observations
+            ]
+            for labels, seen in [
+                *observations.items(),
+                *((labels, Observation(None)) for labels in gone),
+            ]:
                 tracked = self._tracked.setdefault((number, labels), _Tracked())
                 self._step(rule, tracked, seen, now, at)
                 if tracked.instance.state is State.INACTIVE:
@@ -99,8 +126,13 @@ class Evaluator:
         if tracked.instance.state is State.FIRING and before is not State.FIRING:
             tracked.started_at = at
         if before is State.RESOLVED:
-            tracked.started_at, tracked.announced = (at if tracked.instance.state is State.FIRING else None), False
-        if tracked.started_at is not None:  # the clock was set back: Alertmanager refuses an end before the start
+            tracked.started_at, tracked.announced = (
+                (at if tracked.instance.state is State.FIRING else None),
+                False,
+            )
+        if (
+            tracked.started_at is not None
+        ):  # the clock was set back: Alertmanager refuses an end before the start
             tracked.started_at = min(tracked.started_at, at)
 
     def readings(self, evaluation: Evaluation) -> dict[str, float]:
@@ -110,12 +142,18 @@ class Evaluator:
             for family in ("specserve_alert_firing", "specserve_alert_pending"):
                 result[key(family, alert=rule.name, severity=rule.severity)] = 0.0
         for alert in evaluation.active:
-            family = "specserve_alert_firing" if alert.state is State.FIRING else "specserve_alert_pending"
+            family = (
+                "specserve_alert_firing"
+                if alert.state is State.FIRING
+                else "specserve_alert_pending"
+            )
             result[key(family, alert=alert.name, severity=alert.severity)] = 1.0
         return result
 
 
-def _announce(alerts: Sequence[tuple[Alert, _Tracked]], inhibited_by: Mapping[str, frozenset[str]]) -> Evaluation:
+def _announce(
+    alerts: Sequence[tuple[Alert, _Tracked]], inhibited_by: Mapping[str, frozenset[str]]
+) -> Evaluation:
     firing = {alert.name for alert, _ in alerts if alert.state is State.FIRING}
     active: list[Alert] = []
     changed: list[Alert] = []
@@ -157,5 +195,9 @@ def _alert(rule: Rule, labels: Labels, tracked: _Tracked, at: float) -> Alert:
 def _describe(rule: Rule, labels: Labels, instance: Instance) -> str:
     value = "unknown" if instance.value is None else f"{instance.value:.4g}"
     sign, back = ("<", ">=") if rule.direction == "below" else (">", "<=")
-    limits = f" (fires {sign} {rule.fire:g}, ends {back} {rule.resolve:g})" if rule.fire or rule.resolve else ""
+    limits = (
+        f" (fires {sign} {rule.fire:g}, ends {back} {rule.resolve:g})"
+        if rule.fire or rule.resolve
+        else ""
+    )
     return f"{key(rule.metric, **dict(labels))} is {value}{limits}: {instance.reason.value}"

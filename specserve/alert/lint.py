@@ -18,12 +18,15 @@ from specserve.metric_families import FAMILIES
 _STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'|`[^`]*`|#[^\n]*')
 """And comments."""
 _MATCHERS = re.compile(r"\{[^}]*\}")
-_GROUPINGS = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)", re.IGNORECASE)
+_GROUPINGS = re.compile(
+    r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)", re.IGNORECASE
+)
 _RANGES = re.compile(r"\[[^\]]*\]|\boffset\s+-?\w+")
 _NAMES = re.compile(r"(?<![\w.:])([a-zA-Z_:][\w:]*)(?!\s*\(|[\w:])")
 _WORDS = frozenset(
     re.findall(
-        r"\w+", "and or unless by without on ignoring group_left group_right bool offset inf nan start end alerts"
+        r"\w+",
+        "and or unless by without on ignoring group_left group_right bool offset inf nan start end alerts",
     )
 )
 _PROMETHEUS = {
@@ -81,7 +84,12 @@ def problems(text: str, where: str, present: Collection[str]) -> Iterable[Proble
     An idle server leaves out what it does not know, so its families count as present by their table.
     """
     rules = [rule for group in _groups(text, where) for rule in group["rules"]]
-    known = {*present, *FAMILIES, *_PROMETHEUS, *(rule["record"] for rule in rules if "record" in rule)}
+    known = {
+        *present,
+        *FAMILIES,
+        *_PROMETHEUS,
+        *(rule["record"] for rule in rules if "record" in rule),
+    }
     for rule in rules:
         name, expression = rule.get("alert") or rule.get("record"), str(rule.get("expr", ""))
         if (wrong := fault(expression)) is not None:
@@ -104,5 +112,7 @@ def _groups(text: str, where: str) -> list[Mapping[str, Any]]:
     for group in groups:
         rules = group.get("rules") if isinstance(group, dict) else None
         if not isinstance(rules, list) or not all(isinstance(rule, dict) for rule in rules):
-            raise ConfigError("a group without a list of 'rules'; a Prometheus rule file is needed", where=where)
+            raise ConfigError(
+                "a group without a list of 'rules'; a Prometheus rule file is needed", where=where
+            )
     return groups

@@ -32,17 +32,27 @@ def timestamp(at: float) -> str:
 
 
 def _annotations(alert: Alert) -> dict[str, str]:
-    pairs = {"summary": alert.summary, "description": _description(alert), "runbook_url": alert.runbook_url}
+    pairs = {
+        "summary": alert.summary,
+        "description": _description(alert),
+        "runbook_url": alert.runbook_url,
+    }
     return {name: text for name, text in pairs.items() if text}
 
 
 def _description(alert: Alert) -> str:
     """The number, and while it lasts what it usually is."""
-    likely = "" if alert.state is State.RESOLVED or not alert.causes else f". Likely: {'; '.join(alert.causes)}"
+    likely = (
+        ""
+        if alert.state is State.RESOLVED or not alert.causes
+        else f". Likely: {'; '.join(alert.causes)}"
+    )
     return alert.description + likely
 
 
-def alertmanager(alerts: Sequence[Alert], identity: Mapping[str, str], *, until: float) -> list[dict[str, Any]]:
+def alertmanager(
+    alerts: Sequence[Alert], identity: Mapping[str, str], *, until: float
+) -> list[dict[str, Any]]:
     """The body of ``POST /api/v2/alerts``.
 
     A firing alert ends at ``until`` unless it is sent again before, so it goes away when the sidecar does.
@@ -95,7 +105,9 @@ def slack(alerts: Sequence[Alert], identity: Mapping[str, str]) -> dict[str, Any
         resolved = alert.state is State.RESOLVED
         mark = ":white_check_mark:" if resolved else _EMOJI[alert.severity]
         where = " ".join(f"{name}={value}" for name, value in alert.labels)
-        lines.append(f"{mark} *{alert.name}* {'resolved' if resolved else alert.severity}: {_escape(alert.summary)}")
+        lines.append(
+            f"{mark} *{alert.name}* {'resolved' if resolved else alert.severity}: {_escape(alert.summary)}"
+        )
         lines += [_escape(_description(alert)), _escape(f"{where} {who}".strip())]
         if alert.runbook_url and not resolved:
             lines.append(_escape(f"Runbook: {alert.runbook_url}"))

@@ -84,7 +84,9 @@ class Outbox:
         with self._changed:
             if not self._waiting and not self._closed:
                 self._changed.wait(timeout)
-            return dict(self._waiting.popitem(last=False) for _ in range(min(_BATCH, len(self._waiting))))
+            return dict(
+                self._waiting.popitem(last=False) for _ in range(min(_BATCH, len(self._waiting)))
+            )
 
     def close(self) -> None:
         """From now on `take` does not wait, and `put` takes nothing."""
@@ -111,7 +113,12 @@ class Worker:
     """One receiver: its outbox, its thread, and what it was told last."""
 
     def __init__(
-        self, name: str, config: Receiver, identity: Mapping[str, str], pace: Pace, wall: Callable[[], float]
+        self,
+        name: str,
+        config: Receiver,
+        identity: Mapping[str, str],
+        pace: Pace,
+        wall: Callable[[], float],
     ) -> None:
         self.name = name
         self.outcomes: Counter[str] = Counter()
@@ -127,7 +134,11 @@ class Worker:
 
     def publish(self, alerts: Sequence[Alert], now: float) -> None:
         """Queue what this receiver does not know yet, or must hear again."""
-        repeat = self._pace.resend if isinstance(self._config, AlertmanagerReceiver) else self._pace.repeat
+        repeat = (
+            self._pace.resend
+            if isinstance(self._config, AlertmanagerReceiver)
+            else self._pace.repeat
+        )
         present = set()
         for alert in alerts:
             fingerprint = messages.fingerprint(messages.labels(alert, self._identity))
@@ -136,7 +147,9 @@ class Worker:
             if state is not alert.state or (alert.state is State.FIRING and now - at >= repeat):
                 self._told[fingerprint] = (alert.state, now)
                 self.outcomes["dropped"] += self.outbox.put(fingerprint, alert)
-        self._told = {f: told for f, told in self._told.items() if f in present or told[0] is State.FIRING}
+        self._told = {
+            f: told for f, told in self._told.items() if f in present or told[0] is State.FIRING
+        }
 
     def stop(self) -> None:
         """Ask the thread to send what is left, once, and end."""
@@ -182,7 +195,9 @@ class Worker:
             _LOG.info("alert receiver works again", extra={"receiver": self.name})
         else:
             then = "will try again" if answer.again else "gave up on this message"
-            _LOG.warning("alert receiver failed: %s; %s", answer.what, then, extra={"receiver": self.name})
+            _LOG.warning(
+                "alert receiver failed: %s; %s", answer.what, then, extra={"receiver": self.name}
+            )
 
     def _send(self, session: requests.Session, alerts: Sequence[Alert]) -> Answer:
         host: str | None = None
@@ -191,11 +206,18 @@ class Worker:
             host = urlsplit(url).hostname
             # Neither redirected (a secret would travel on) nor read: only the status counts.
             with session.post(
-                url, data=body, headers=headers, timeout=_TIMEOUT, allow_redirects=False, stream=True
+                url,
+                data=body,
+                headers=headers,
+                timeout=_TIMEOUT,
+                allow_redirects=False,
+                stream=True,
             ) as response:
                 status = response.status_code
         # The text of these errors holds the URL, which for Slack is the secret.
-        except ValueError as error:  # before OSError: requests' errors about a URL or a header are both
+        except (
+            ValueError
+        ) as error:  # before OSError: requests' errors about a URL or a header are both
             return Answer(False, what=f"its URL or token cannot be used ({type(error).__name__})")
         except (requests.RequestException, HTTPError) as error:
             return Answer(False, again=True, what=f"{type(error).__name__} at {host}")
@@ -223,7 +245,11 @@ class Worker:
                     headers[messages.SIGNATURE_HEADER] = signed
                 return url, body, headers
             case SlackReceiver(url=url):
-                return url.get_secret_value() if url else "", _json(messages.slack(alerts, self._identity)), headers
+                return (
+                    url.get_secret_value() if url else "",
+                    _json(messages.slack(alerts, self._identity)),
+                    headers,
+                )
 
 
 def _json(body: object) -> bytes:
@@ -271,9 +297,15 @@ class Notifier:
     def readings(self) -> dict[str, float]:
         """The ``specserve_notification*`` samples."""
         result = {
-            key("specserve_notifications_total", receiver=worker.name, outcome=outcome): float(worker.outcomes[outcome])
+            key("specserve_notifications_total", receiver=worker.name, outcome=outcome): float(
+                worker.outcomes[outcome]
+            )
             for worker in self.workers
             for outcome in ("sent", "failed", "dropped")
         }
         waiting = sum(len(worker.outbox) for worker in self.workers)
-        return {**result, key("specserve_notification_queue_length"): float(waiting)} if self.workers else {}
+        return (
+            {**result, key("specserve_notification_queue_length"): float(waiting)}
+            if self.workers
+            else {}
+        )

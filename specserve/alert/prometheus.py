@@ -11,11 +11,21 @@ from typing import Any
 
 import yaml
 
-from specserve.alert.builtin import Definition, Thresholds, definitions, fill, runbook_url, thresholds
+from specserve.alert.builtin import (
+    Definition,
+    Thresholds,
+    definitions,
+    fill,
+    runbook_url,
+    thresholds,
+)
 from specserve.config.alerting import Alerts
 from specserve.metric_families import window_label
 
-BY = {"model": "namespace, job, model_name", "instance": "namespace, job, pod, instance, model_name"}
+BY = {
+    "model": "namespace, job, model_name",
+    "instance": "namespace, job, pod, instance, model_name",
+}
 """Labels that remain. namespace and pod exist in Kubernetes only; elsewhere they are empty and harmless."""
 _MEMBERS = ("gpu", "engine")
 """Labels of what a replica has several of."""
@@ -39,9 +49,15 @@ def rule_file(alerts: Alerts, *, runbook_base_url: str | None = None) -> str:
     shown = [(d, limits) for d in definitions() if (limits := thresholds(alerts, d.name)).active]
     measured = {"record": "model:specserve_verified_token_yield:ratio_rate5m"}
     measured["expr"] = fill(_YIELD, {"by": BY["model"], "window": "5m"})
-    rules = [*_records(alerts, shown), measured, *(_alert(alerts, d, limits, base) for d, limits in shown)]
+    rules = [
+        *_records(alerts, shown),
+        measured,
+        *(_alert(alerts, d, limits, base) for d, limits in shown),
+    ]
     document = {"groups": [{"name": "specserve", "rules": rules}]}
-    return _HEADER + yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
+    return _HEADER + yaml.dump(
+        document, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True
+    )
 
 
 def rows(alerts: Alerts) -> list[dict[str, Any]]:
@@ -65,7 +81,11 @@ def rows(alerts: Alerts) -> list[dict[str, Any]]:
 def _rule_text(limits: Thresholds) -> str:
     if not limits.active:
         return "off"
-    wait = f"for {short_duration(limits.timing.for_seconds)}" if limits.timing.for_seconds else "at once"
+    wait = (
+        f"for {short_duration(limits.timing.for_seconds)}"
+        if limits.timing.for_seconds
+        else "at once"
+    )
     if limits.fire == 0 and limits.resolve == 0:
         return wait
     sign, back = ("<", ">=") if limits.direction == "below" else (">", "<=")
@@ -90,7 +110,9 @@ def inhibit_rules() -> str:
     return yaml.dump({"inhibit_rules": rules}, Dumper=_Dumper, sort_keys=False, width=110)
 
 
-def _records(alerts: Alerts, shown: Iterable[tuple[Definition, Thresholds]]) -> Iterable[dict[str, Any]]:
+def _records(
+    alerts: Alerts, shown: Iterable[tuple[Definition, Thresholds]]
+) -> Iterable[dict[str, Any]]:
     for definition, _ in shown:
         if definition.fleet.record:
             yield {
@@ -127,14 +149,18 @@ def _alert(alerts: Alerts, definition: Definition, limits: Thresholds, base: str
 
 def _expression(alerts: Alerts, definition: Definition, limits: Thresholds) -> str:
     fleet, by = definition.fleet, BY[definition.fleet.by]
-    value = _record_name(alerts, definition) if fleet.record else _fill(alerts, definition, fleet.value)
+    value = (
+        _record_name(alerts, definition) if fleet.record else _fill(alerts, definition, fleet.value)
+    )
     sign = "<" if limits.direction == "below" else ">"
     expression = f"{value} {sign} {limits.fire:g}"
     if limits.resolve != limits.fire:
         fires = f'ALERTS{{alertname="{definition.name}", alertstate="firing"}}'
         expression = f"({expression} or ({value} {sign} {limits.resolve:g} and on ({_matching(value, by)}) {fires}))"
     if fleet.traffic and limits.min_samples > 0:
-        expression += f" and on ({by}) {_fill(alerts, definition, fleet.traffic)} >= {limits.min_samples:g}"
+        expression += (
+            f" and on ({by}) {_fill(alerts, definition, fleet.traffic)} >= {limits.min_samples:g}"
+        )
     if fleet.guard:
         expression += f" and on ({by}) {_fill(alerts, definition, fleet.guard)}"
     return expression
@@ -146,9 +172,19 @@ def _matching(value: str, by: str) -> str:
 
 
 def _description(definition: Definition, limits: Thresholds) -> str:
-    limit = "" if limits.fire == 0 and limits.resolve == 0 else f" (fires {limits.direction} {limits.fire:g})"
-    where = "{{ $labels.model_name }}" + ("" if definition.fleet.by == "model" else " on {{ $labels.instance }}")
-    where += "".join(f", {one} {{{{ $labels.{one} }}}}" for one in _MEMBERS if f"($by, {one}" in definition.fleet.value)
+    limit = (
+        ""
+        if limits.fire == 0 and limits.resolve == 0
+        else f" (fires {limits.direction} {limits.fire:g})"
+    )
+    where = "{{ $labels.model_name }}" + (
+        "" if definition.fleet.by == "model" else " on {{ $labels.instance }}"
+    )
+    where += "".join(
+        f", {one} {{{{ $labels.{one} }}}}"
+        for one in _MEMBERS
+        if f"($by, {one}" in definition.fleet.value
+    )
     value = f"{where}: {_VALUE}{limit}. " if definition.metric else ""
     return f"{value}Likely: {'; '.join(definition.causes)}."
 

@@ -55,7 +55,9 @@ class Guard:
         value = readings.get(self.reading)
         if value is None:
             return False
-        return (self.at_least is None or value >= self.at_least) and (self.at_most is None or value <= self.at_most)
+        return (self.at_least is None or value >= self.at_least) and (
+            self.at_most is None or value <= self.at_most
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,9 @@ def advance(rule: Rule, instance: Instance, seen: Observation, now: float) -> In
         return _advance_firing(rule, instance, seen, now)
     if seen.value is None or not rule.breaches(seen.value):
         reason = seen.absent if seen.value is None else Reason.CLEAR
-        return replace(instance, state=State.INACTIVE, reason=reason, pending_since=None, held_at=None)
+        return replace(
+            instance, state=State.INACTIVE, reason=reason, pending_since=None, held_at=None
+        )
     since = now if instance.pending_since is None else instance.pending_since
     fires = now - since >= rule.for_seconds
     return replace(
@@ -142,10 +146,16 @@ def advance(rule: Rule, instance: Instance, seen: Observation, now: float) -> In
 
 def _advance_firing(rule: Rule, instance: Instance, seen: Observation, now: float) -> Instance:
     if seen.value is not None and not rule.clears(seen.value):
-        return replace(instance, reason=Reason.HOLDS if rule.breaches(seen.value) else Reason.BETWEEN, held_at=now)
+        return replace(
+            instance,
+            reason=Reason.HOLDS if rule.breaches(seen.value) else Reason.BETWEEN,
+            held_at=now,
+        )
     held_at = now if instance.held_at is None else instance.held_at
     if now - held_at < rule.keep_firing_for_seconds:
-        return replace(instance, reason=Reason.KEEPING_NO_DATA if seen.value is None else Reason.KEEPING)
+        return replace(
+            instance, reason=Reason.KEEPING_NO_DATA if seen.value is None else Reason.KEEPING
+        )
     reason = seen.absent if seen.value is None else Reason.CLEAR
     return replace(instance, state=State.RESOLVED, reason=reason, pending_since=None, held_at=None)
 

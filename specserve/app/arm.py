@@ -20,7 +20,15 @@ from specserve.config.load import Loaded
 from specserve.engine.canary import corruption
 from specserve.engine.http import metrics
 from specserve.engine.http.client import Completion, EngineClient, EngineError
-from specserve.errors import ConfigError, EngineStartError, ExitCode, PreflightRefused, Problem, SpecserveError, Unsound
+from specserve.errors import (
+    ConfigError,
+    EngineStartError,
+    ExitCode,
+    PreflightRefused,
+    Problem,
+    SpecserveError,
+    Unsound,
+)
 from specserve.supervise.child import Child, exit_cause
 
 POLL_SECONDS = 0.2
@@ -45,7 +53,9 @@ class ArmSpec:
 
     def client(self) -> EngineClient:
         """A client of its server."""
-        return EngineClient(self.url or self.loaded.settings.base_url, self.api_key, verify=self.verifies)
+        return EngineClient(
+            self.url or self.loaded.settings.base_url, self.api_key, verify=self.verifies
+        )
 
     @property
     def api_key(self) -> str | None:
@@ -93,13 +103,21 @@ class Server:
             self.model = self.client.models(timeout=30)[0]
 
     def _launch(self) -> None:
-        with tempfile.TemporaryDirectory() as folder, (self._out / f"{self.spec.name}.log").open("a") as log:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            (self._out / f"{self.spec.name}.log").open("a") as log,
+        ):
             told = Path(folder) / "ready.json"
             self.child = Child(self._command(told), self._environ, lambda line: _append(log, line))
             while not told.exists():
                 if (status := self.child.poll()) is not None:
-                    message, where = f"{exit_cause(status)} before it was ready", f"arm '{self.spec.name}'"
-                    raise _REFUSALS.get(status, EngineStartError)([Problem(message, where, _tail(self.child))])
+                    message, where = (
+                        f"{exit_cause(status)} before it was ready",
+                        f"arm '{self.spec.name}'",
+                    )
+                    raise _REFUSALS.get(status, EngineStartError)(
+                        [Problem(message, where, _tail(self.child))]
+                    )
                 time.sleep(POLL_SECONDS)
             facts = json.loads(told.read_text(encoding="utf-8"))
         self.ready_seconds, self.kv_cache_tokens = facts["ready_seconds"], facts["kv_cache_tokens"]
@@ -152,7 +170,9 @@ def _append(log: TextIO, line: str) -> None:
     log.flush()
 
 
-def speculation(before: metrics.EngineSnapshot | None, after: metrics.EngineSnapshot | None) -> Speculation | None:
+def speculation(
+    before: metrics.EngineSnapshot | None, after: metrics.EngineSnapshot | None
+) -> Speculation | None:
     names = ("drafts", "draft_tokens", "accepted_tokens")
     delta = [_delta(before, after, n) for n in names]
     if any(d is None for d in delta) or not delta[1]:
@@ -168,7 +188,9 @@ def speculation(before: metrics.EngineSnapshot | None, after: metrics.EngineSnap
     )
 
 
-def _delta(before: metrics.EngineSnapshot | None, after: metrics.EngineSnapshot | None, name: str) -> float | None:
+def _delta(
+    before: metrics.EngineSnapshot | None, after: metrics.EngineSnapshot | None, name: str
+) -> float | None:
     if before is None or after is None:
         return None
     old, new = before.total(name), after.total(name)
@@ -185,8 +207,13 @@ def foreign_tokens(
     return made - ours if made > ours * (1 + MAX_FOREIGN_SHARE) else 0.0
 
 
-def prefix_hits(before: metrics.EngineSnapshot | None, after: metrics.EngineSnapshot | None) -> float | None:
-    hits, queries = _delta(before, after, "prefix_cache_hits"), _delta(before, after, "prefix_cache_queries")
+def prefix_hits(
+    before: metrics.EngineSnapshot | None, after: metrics.EngineSnapshot | None
+) -> float | None:
+    hits, queries = (
+        _delta(before, after, "prefix_cache_hits"),
+        _delta(before, after, "prefix_cache_queries"),
+    )
     return hits / queries if hits is not None and queries else None
 
 
@@ -200,7 +227,12 @@ def ask(client: EngineClient, request: Request, **sampling: Any) -> Completion:
 def score(client: EngineClient, request: Request, text: str) -> list[float] | None:
     """Distance of each token of ``text`` to the target's best after this request, in nats; None when unknown."""
     try:
-        shared: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 1, "return_token_ids": True}
+        shared: dict[str, Any] = {
+            "max_tokens": 1,
+            "temperature": 0.0,
+            "prompt_logprobs": 1,
+            "return_token_ids": True,
+        }
         prompt = ask(client, request, **shared)
         tokens = client.complete(text, add_special_tokens=False, **shared)
         if prompt.prompt_token_ids is None or tokens.prompt_token_ids is None:
@@ -217,7 +249,9 @@ def score(client: EngineClient, request: Request, text: str) -> list[float] | No
 
 def guidellm(environ: Mapping[str, str]) -> str:
     """The command that searches: on the PATH (it may have an environment of its own), or beside this interpreter."""
-    found = shutil.which("guidellm", path=f"{environ.get('PATH', '')}{os.pathsep}{Path(sys.executable).parent}")
+    found = shutil.which(
+        "guidellm", path=f"{environ.get('PATH', '')}{os.pathsep}{Path(sys.executable).parent}"
+    )
     if found is None:
         raise ConfigError(
             "guidellm is not installed; it searches for the highest load",
@@ -238,7 +272,9 @@ def search(
     told = {"model": server.model, "api_key": server.spec.api_key}
     with tempfile.TemporaryDirectory() as name:  # for us alone: the scenario holds the key
         folder = Path(name)
-        scenario = slo.prepare(folder, workload, objectives, probe_seconds, target=server.client.base_url, **told)
+        scenario = slo.prepare(
+            folder, workload, objectives, probe_seconds, target=server.client.base_url, **told
+        )
         argv = [guidellm(environ), "run", "--config", str(scenario), "--disable-console"]
         child = Child(argv, environ, lambda _: None)
         try:

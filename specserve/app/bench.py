@@ -17,7 +17,16 @@ import psutil
 
 from specserve import __version__
 from specserve.app import golive as verify
-from specserve.app.arm import ArmSpec, Server, ask, foreign_tokens, prefix_hits, score, search, speculation
+from specserve.app.arm import (
+    ArmSpec,
+    Server,
+    ask,
+    foreign_tokens,
+    prefix_hits,
+    score,
+    search,
+    speculation,
+)
 from specserve.bench import answers, result
 from specserve.bench.load import LoadClient, Measured
 from specserve.bench.plan import Plan, Step
@@ -69,20 +78,30 @@ class Bench:
         left = self.plan.left(self._result.blocks) or ()
         if before is not None and before.complete and not left and not self.objectives:
             return before
-        searches = [s for s in self._result.searches if s.objectives == self.objectives or not self.objectives]
+        searches = [
+            s
+            for s in self._result.searches
+            if s.objectives == self.objectives or not self.objectives
+        ]
         complete = self._result.complete and not left
         self._result = self._result.model_copy(update={"searches": searches, "complete": complete})
-        self._started = self.clock() - (before.blocks[-1].started_seconds if before and before.blocks else 0.0)
+        self._started = self.clock() - (
+            before.blocks[-1].started_seconds if before and before.blocks else 0.0
+        )
         steps = self.plan.steps()
         try:
             with LoadClient(self.environ, log=self.out / "client.log") as load:
                 last = {step.arm: step.index for step in steps}
                 for step in left:
-                    self.progress.step(step.index, len(steps), f"{step.arm}: {step.workload} x{step.concurrency}")
+                    self.progress.step(
+                        step.index, len(steps), f"{step.arm}: {step.workload} x{step.concurrency}"
+                    )
                     self._block(load, step)
                     if step.index == last[step.arm]:  # before the other arm takes its place
                         self._after(self._spec(step.arm), load)
-                for spec in reversed(self.specs):  # what an interruption left out; the baseline scores, so it is last
+                for spec in reversed(
+                    self.specs
+                ):  # what an interruption left out; the baseline scores, so it is last
                     self._after(spec, load)
                 self.progress.step(len(steps), len(steps), "comparing answers")
                 streaming = [a for a in self._result.answers if a.is_streaming]
@@ -135,7 +154,9 @@ class Bench:
             return self._running[spec.name]
         if not self.together:
             self._stop()
-        self.progress.note(f"starting {spec.name}" if spec.url is None else f"using {spec.url} for {spec.name}")
+        self.progress.note(
+            f"starting {spec.name}" if spec.url is None else f"using {spec.url} for {spec.name}"
+        )
         server = self._running[spec.name] = Server(spec, self.out, self.environ)
         server.start()
         self._note_start(server)
@@ -150,7 +171,9 @@ class Bench:
         at = next(i for i, arm in enumerate(arms) if arm.name == server.spec.name)
         if server.ready_seconds is not None:
             ready = [*arms[at].ready_seconds, server.ready_seconds]
-            arms[at] = arms[at].model_copy(update={"ready_seconds": ready, "kv_cache_tokens": server.kv_cache_tokens})
+            arms[at] = arms[at].model_copy(
+                update={"ready_seconds": ready, "kv_cache_tokens": server.kv_cache_tokens}
+            )
         self._keep(arms=arms, order=[*self._result.order, f"start {server.spec.name}"])
 
     def _stop(self) -> None:
@@ -158,7 +181,9 @@ class Bench:
         with contextlib.ExitStack() as ending:
             for server in self._running.values():
                 ending.callback(server.stop)
-            stopped = [f"stop {name}" for name, server in self._running.items() if server.child is not None]
+            stopped = [
+                f"stop {name}" for name, server in self._running.items() if server.child is not None
+            ]
             self._running.clear()
             if stopped:
                 self._keep(order=[*self._result.order, *stopped])
@@ -169,23 +194,35 @@ class Bench:
         if spec.name not in {c.arm for c in self._result.checks}:
             server = self._server(load, spec)
             found = verify.structured(verify.Subject(server.client, settings, ANSWER_SECONDS))
-            check = Check(arm=spec.name, name=found.name, status=found.status, message=found.message)
+            check = Check(
+                arm=spec.name, name=found.name, status=found.status, message=found.message
+            )
             streaming = [self._streaming(w, server) for w in self.plan.workloads if w.is_greedy]
             known = [a for a in streaming if a is not None]
-            self._keep(checks=[*self._result.checks, check], answers=[*self._result.answers, *known])
+            self._keep(
+                checks=[*self._result.checks, check], answers=[*self._result.answers, *known]
+            )
         done = {(s.arm, s.workload) for s in self._result.searches}
         for workload in self.plan.workloads if self.objectives else ():
             if (spec.name, workload.name) not in done:
-                self.progress.note(f"searching the highest load of {spec.name} for {workload.name}: some minutes")
+                self.progress.note(
+                    f"searching the highest load of {spec.name} for {workload.name}: some minutes"
+                )
                 server = self._server(load, spec)
-                highest = search(server, workload, self.objectives, self.probe_seconds, self.environ)
+                highest = search(
+                    server, workload, self.objectives, self.probe_seconds, self.environ
+                )
                 self._keep(searches=[*self._result.searches, highest])
 
     def _streaming(self, workload: Workload, server: Server) -> result.Answers | None:
         """The first prompts once more, one by one, in one piece and streamed."""
         whole, streamed = {}, {}
         for request in workload.requests[:WHOLE_PROMPTS]:
-            sampling: dict[str, Any] = {"max_tokens": request.max_tokens, "temperature": 0.0, "timeout": ANSWER_SECONDS}
+            sampling: dict[str, Any] = {
+                "max_tokens": request.max_tokens,
+                "temperature": 0.0,
+                "timeout": ANSWER_SECONDS,
+            }
             try:
                 whole[request.id] = ask(server.client, request, **sampling).text
                 chunks = server.client.stream(request.prompt, messages=request.messages, **sampling)
@@ -199,7 +236,9 @@ class Bench:
         """Greedy answers of each arm compared with the baseline's, which scores what differs."""
         base, *others = self.specs
         out = []
-        for workload, other in itertools.product((w for w in self.plan.workloads if w.is_greedy), others):
+        for workload, other in itertools.product(
+            (w for w in self.plan.workloads if w.is_greedy), others
+        ):
             blocks = [b for b in self._result.blocks if b.workload == workload.name]
             found = answers.compare(
                 workload.name,
@@ -231,7 +270,14 @@ def fresh(specs: Sequence[ArmSpec], plan: Plan, *, together: bool = False) -> Re
 
 def _send(load: LoadClient, server: Server, workload: Workload, concurrency: int) -> Measured:
     url, spec = server.client.base_url, server.spec
-    return load.run(url, server.model, workload, concurrency=concurrency, api_key=spec.api_key, verify=spec.verifies)
+    return load.run(
+        url,
+        server.model,
+        workload,
+        concurrency=concurrency,
+        api_key=spec.api_key,
+        verify=spec.verifies,
+    )
 
 
 def gpus_of(spec: ArmSpec, environ: Mapping[str, str]) -> tuple[str | None, int] | None:

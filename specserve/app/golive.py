@@ -15,7 +15,13 @@ import requests
 from specserve.config.schema import Settings
 from specserve.engine.canary.corruption import is_other_script, looping, unprintable_reason
 from specserve.engine.http import metrics
-from specserve.engine.http.client import EngineClient, EngineError, EngineRefused, EngineUnreachable, collect
+from specserve.engine.http.client import (
+    EngineClient,
+    EngineError,
+    EngineRefused,
+    EngineUnreachable,
+    collect,
+)
 from specserve.units import percent
 
 Status = Literal["PASS", "FAIL", "SKIP"]
@@ -105,7 +111,9 @@ def _models(subject: Subject) -> str:
     if not names:
         raise _Failed("/v1/models lists nothing")
     if subject.settings and subject.settings.served_model_name not in names:
-        raise _Failed(f"/v1/models lists {', '.join(names)}; must list {subject.settings.served_model_name}")
+        raise _Failed(
+            f"/v1/models lists {', '.join(names)}; must list {subject.settings.served_model_name}"
+        )
     return f"serves {', '.join(names)}"
 
 
@@ -121,7 +129,9 @@ def _coherent(text: str, tokens: int | None) -> str:
 
 
 def _completion(subject: Subject) -> str:
-    answer = subject.client.complete(PROMPT, max_tokens=32, temperature=0.0, timeout=subject.timeout_seconds)
+    answer = subject.client.complete(
+        PROMPT, max_tokens=32, temperature=0.0, timeout=subject.timeout_seconds
+    )
     if is_other_script(answer.text):
         raise _Failed(f"the answer to an English prompt is in another script: {answer.text[:60]!r}")
     return _coherent(answer.text, answer.completion_tokens)
@@ -130,7 +140,10 @@ def _completion(subject: Subject) -> str:
 def _chat(subject: Subject) -> str:
     try:
         answer = subject.client.chat(
-            [{"role": "user", "content": "Say hello."}], max_tokens=32, temperature=0.0, timeout=subject.timeout_seconds
+            [{"role": "user", "content": "Say hello."}],
+            max_tokens=32,
+            temperature=0.0,
+            timeout=subject.timeout_seconds,
         )
     except EngineRefused as refused:
         if "chat template" in str(refused):
@@ -159,11 +172,17 @@ def _structured(subject: Subject) -> str:
     question = [{"role": "user", "content": "Is water wet? Answer as JSON."}]
     try:
         answer = subject.client.chat(
-            question, max_tokens=64, temperature=0.0, response_format=shape, timeout=subject.timeout_seconds
+            question,
+            max_tokens=64,
+            temperature=0.0,
+            response_format=shape,
+            timeout=subject.timeout_seconds,
         )
     except EngineRefused as refused:
         if refused.status == 400:
-            raise _Skipped(f"the server takes no JSON Schema: {str(refused).splitlines()[0][:80]}") from None
+            raise _Skipped(
+                f"the server takes no JSON Schema: {str(refused).splitlines()[0][:80]}"
+            ) from None
         raise
     text = answer.text.removeprefix(answer.thoughts)  # a grammar begins where the thoughts end
     if not text and answer.thoughts and answer.finish_reason == "length":
@@ -172,7 +191,11 @@ def _structured(subject: Subject) -> str:
         value = json.loads(text)
     except ValueError:
         raise _Failed(f"asked for JSON, got {text[:60]!r}") from None
-    if not isinstance(value, dict) or value.keys() != {"answer"} or value["answer"] not in ("yes", "no"):
+    if (
+        not isinstance(value, dict)
+        or value.keys() != {"answer"}
+        or value["answer"] not in ("yes", "no")
+    ):
         raise _Failed(f"the JSON does not obey its schema: {text[:60]!r}")
     return f"obeys its schema: {text.strip()!r}"
 
@@ -182,29 +205,45 @@ def _streaming(subject: Subject) -> str:
 
     Two right answers may part at a near-tie, so a different text is only a failure when it parts at once.
     """
-    whole = subject.client.complete(PROMPT, max_tokens=32, temperature=0.0, timeout=subject.timeout_seconds)
-    chunks = list(subject.client.stream(PROMPT, max_tokens=32, temperature=0.0, timeout=subject.timeout_seconds))
+    whole = subject.client.complete(
+        PROMPT, max_tokens=32, temperature=0.0, timeout=subject.timeout_seconds
+    )
+    chunks = list(
+        subject.client.stream(
+            PROMPT, max_tokens=32, temperature=0.0, timeout=subject.timeout_seconds
+        )
+    )
     pieces = [c for c in chunks if c.text]
     streamed = collect(iter(chunks))
     if len(pieces) < 2 and (whole.completion_tokens or 0) > 8:
-        raise _Failed(f"{whole.completion_tokens} tokens came in {len(pieces)} chunk; must come one by one")
+        raise _Failed(
+            f"{whole.completion_tokens} tokens came in {len(pieces)} chunk; must come one by one"
+        )
     if streamed.text[:8] != whole.text[:8]:
-        raise _Failed(f"streamed {streamed.text[:40]!r}, in one piece {whole.text[:40]!r}; must be equal")
+        raise _Failed(
+            f"streamed {streamed.text[:40]!r}, in one piece {whole.text[:40]!r}; must be equal"
+        )
     same = "equal to" if streamed.text == whole.text else "the same start as"
     return f"{len(pieces)} chunks, {same} the answer in one piece"
 
 
 def _max_tokens(subject: Subject) -> str:
-    answer = subject.client.complete(PROMPT, max_tokens=5, temperature=0.0, timeout=subject.timeout_seconds)
+    answer = subject.client.complete(
+        PROMPT, max_tokens=5, temperature=0.0, timeout=subject.timeout_seconds
+    )
     if answer.completion_tokens is None or answer.completion_tokens > 5:
         raise _Failed(f"max_tokens 5 gave {answer.completion_tokens} tokens")
     if answer.completion_tokens == 5 and answer.finish_reason != "length":
-        raise _Failed(f"cut at max_tokens with finish_reason {answer.finish_reason!r}; must be 'length'")
+        raise _Failed(
+            f"cut at max_tokens with finish_reason {answer.finish_reason!r}; must be 'length'"
+        )
     return f"{answer.completion_tokens} tokens, finish_reason {answer.finish_reason}"
 
 
 def _stop(subject: Subject) -> str:
-    plain = subject.client.complete(PROMPT, max_tokens=32, temperature=0.0, timeout=subject.timeout_seconds)
+    plain = subject.client.complete(
+        PROMPT, max_tokens=32, temperature=0.0, timeout=subject.timeout_seconds
+    )
     word = plain.text[len(plain.text) // 2 :][:3]
     if len(word) < 3:
         raise _Skipped("the answer is too short to be stopped in its middle")
@@ -232,7 +271,11 @@ def _burst(subject: Subject) -> str:
     def ask(i: int) -> str | None:
         try:
             answer = subject.client.complete(
-                f"{PROMPT} ({i})", max_tokens=16, temperature=0.7, seed=i, timeout=subject.timeout_seconds
+                f"{PROMPT} ({i})",
+                max_tokens=16,
+                temperature=0.7,
+                seed=i,
+                timeout=subject.timeout_seconds,
             )
         except EngineError as error:
             return str(error).splitlines()[0]
@@ -253,7 +296,9 @@ def _metrics(subject: Subject) -> str:
 
 
 def _snapshot(subject: Subject) -> metrics.EngineSnapshot:
-    return metrics.parse(subject.client.metrics_text(timeout=subject.timeout_seconds), at_seconds=time.monotonic())
+    return metrics.parse(
+        subject.client.metrics_text(timeout=subject.timeout_seconds), at_seconds=time.monotonic()
+    )
 
 
 def _speculation(subject: Subject) -> str:
@@ -266,7 +311,9 @@ def _speculation(subject: Subject) -> str:
             raise _Skipped("the server does not speculate")
         raise _Failed("speculation is configured, but the engine counts no drafts")
     for _ in range(3):
-        subject.client.complete(REPETITIVE, max_tokens=64, temperature=0.0, timeout=subject.timeout_seconds)
+        subject.client.complete(
+            REPETITIVE, max_tokens=64, temperature=0.0, timeout=subject.timeout_seconds
+        )
     after = _snapshot(subject)
     counts = ("draft_tokens", "accepted_tokens")
     drafted, accepted = ((after.total(n) or 0.0) - (before.total(n) or 0.0) for n in counts)
@@ -276,7 +323,9 @@ def _speculation(subject: Subject) -> str:
     floor = subject.settings.alerts.acceptance_rate.fire_below if subject.settings else None
     seen = f"acceptance {percent(rate)} of {drafted:.0f} drafted tokens"
     if drafted >= MIN_DRAFT_TOKENS and floor is not None and rate < floor:
-        raise _Failed(f"{seen}; must be at least {percent(floor)} (alerts.acceptance_rate.fire_below)")
+        raise _Failed(
+            f"{seen}; must be at least {percent(floor)} (alerts.acceptance_rate.fire_below)"
+        )
     return seen
 
 
@@ -285,11 +334,22 @@ def _keys(subject: Subject) -> str:
     the key was asked for. Anything else (429, 5xx) says nothing about keys."""
     if not subject.has_key:
         raise _Skipped("no API key is set")
-    answers = {path: _without_key(subject, path) for path in ("/v1/models", "/v1/completions", "/invocations")}
+    answers = {
+        path: _without_key(subject, path)
+        for path in ("/v1/models", "/v1/completions", "/invocations")
+    }
     if found := [path for path, status in answers.items() if status < 300 or status in (400, 422)]:
-        raise _Failed(f"answers without a key: {', '.join(f'{path} ({answers[path]})' for path in found)}")
-    if unsure := [path for path, status in answers.items() if status >= 400 and status not in (401, 403, 404, 405)]:
-        raise _Skipped(f"no verdict, without a key: {', '.join(f'{path} ({answers[path]})' for path in unsure)}")
+        raise _Failed(
+            f"answers without a key: {', '.join(f'{path} ({answers[path]})' for path in found)}"
+        )
+    if unsure := [
+        path
+        for path, status in answers.items()
+        if status >= 400 and status not in (401, 403, 404, 405)
+    ]:
+        raise _Skipped(
+            f"no verdict, without a key: {', '.join(f'{path} ({answers[path]})' for path in unsure)}"
+        )
     return "requests without a key are refused"
 
 
@@ -297,7 +357,15 @@ def _without_key(subject: Subject, path: str) -> int:
     method = "GET" if path.endswith("models") else "POST"
     body = None if method == "GET" else {"prompt": "x", "max_tokens": 1}
     url, seconds = subject.client.base_url + path, subject.timeout_seconds
-    return requests.request(method, url, json=body, timeout=seconds, verify=False, allow_redirects=False).status_code  # noqa: S501
+    answer = requests.request(
+        method,
+        url,
+        json=body,
+        timeout=seconds,
+        verify=False,  # noqa: S501  the engine's certificate has its own name, not 127.0.0.1
+        allow_redirects=False,
+    )
+    return answer.status_code
 
 
 CHECKS: Sequence[tuple[str, Callable[[Subject], str]]] = (
@@ -328,18 +396,26 @@ def _drains(subject: Subject, terminate: Callable[[], None], wait: Callable[[], 
             raise
         raise _Skipped(f"no answer that lasts: {str(refused).splitlines()[0][:80]}") from None
     if got is None:
-        raise _Skipped("800 tokens had come before the server could be stopped: nothing was running")
+        raise _Skipped(
+            "800 tokens had come before the server could be stopped: nothing was running"
+        )
     status = wait()
     if got[0] != got[1]:
-        raise _Failed(f"a request that ran when the server was stopped got {got[0]} of {got[1]} tokens")
+        raise _Failed(
+            f"a request that ran when the server was stopped got {got[0]} of {got[1]} tokens"
+        )
     if status != 0:
         raise _Failed(f"the server ended with status {status} after draining; must be 0")
     return "a running request finished, then the server ended"
 
 
-def _stopped_amid(subject: Subject, terminate: Callable[[], None], tokens: int) -> tuple[int | None, int] | None:
+def _stopped_amid(
+    subject: Subject, terminate: Callable[[], None], tokens: int
+) -> tuple[int | None, int] | None:
     """Stop the server in the middle of an answer: tokens got and asked for; None where all had come before."""
-    chunks = subject.client.stream(PROMPT, max_tokens=tokens, temperature=0.0, ignore_eos=True, timeout=DRAIN_SECONDS)
+    chunks = subject.client.stream(
+        PROMPT, max_tokens=tokens, temperature=0.0, ignore_eos=True, timeout=DRAIN_SECONDS
+    )
     next(chunks)  # it runs
     with _threads(1) as pool:
         answer = pool.submit(collect, chunks)

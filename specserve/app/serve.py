@@ -121,7 +121,9 @@ class _Run:
             "engine_version": launch.engine_version,
             "command": args.shell_line(launch.command),
             "plan": launch.report.vram if launch.report else None,
-            "actual": {name: value for name, value in asdict(self._said).items() if value is not None},
+            "actual": {
+                name: value for name, value in asdict(self._said).items() if value is not None
+            },
             "reconciliation": self._reconciliation,
             "canary": asdict(checked) if checked else None,
             "repairs": self._repairs,
@@ -133,7 +135,9 @@ class _Run:
         self._end = End(self._launch.log)
         self._tell()
         child = Child(self._launch.command.argv, self._launch.env, self._line)
-        record = leftovers.record_of(child.pid, port=self._launch.settings.server.port, log=str(self._launch.log))
+        record = leftovers.record_of(
+            child.pid, port=self._launch.settings.server.port, log=str(self._launch.log)
+        )
         try:
             self._record = record.write(self._launch.folder)
         except OSError as error:  # a disk that fills up does not stop the engine
@@ -222,7 +226,9 @@ class _Run:
             self._report.note("the engine did not say enough to calibrate the memory plan")
             return
         try:
-            self._report.note(f"memory figures kept in {calibration.save(measured, launch.calibrate)}")
+            self._report.note(
+                f"memory figures kept in {calibration.save(measured, launch.calibrate)}"
+            )
         except OSError as error:  # the server is up, and stays so
             path = calibration.path_for(launch.calibrate)
             self._report.note(f"Warning: {path}: cannot be written ({error.strerror})")
@@ -233,7 +239,9 @@ class _Run:
             url=f"{settings.base_url}/v1",
             model=settings.served_model_name,
             method=settings.method,
-            num_speculative_tokens=settings.speculative_decoding.num_speculative_tokens if settings.method else None,
+            num_speculative_tokens=settings.speculative_decoding.num_speculative_tokens
+            if settings.method
+            else None,
             kv_cache_tokens=said.kv_cache_tokens,
             ready_seconds=time.monotonic() - self._started,
             sidecar_url=self._sidecar.url if self._sidecar else None,
@@ -242,7 +250,11 @@ class _Run:
 
     def _gone(self, child: Child) -> None:
         self._end = End(
-            self._launch.log, self._phases[-1], tuple(child.lines()), child.poll(), self._readiness.last_answer
+            self._launch.log,
+            self._phases[-1],
+            tuple(child.lines()),
+            child.poll(),
+            self._readiness.last_answer,
         )
         if self._record is not None and not session_members(child.pid):
             leftovers.forget(self._record)

@@ -85,11 +85,18 @@ class Watch:
         self._client = client_of(settings, self.engine_url, alone=alone)
         self._rules = Evaluator(builtin.rules(settings))
         # The machine's name, since the address is loopback or 0.0.0.0 on every one of them.
-        identity = {"model_name": settings.served_model_name, "instance": f"{platform.node()}:{sidecar.port}"}
+        identity = {
+            "model_name": settings.served_model_name,
+            "instance": f"{platform.node()}:{sidecar.port}",
+        }
         pace = Pace(repeat=settings.alerts.repeat_interval_seconds, interval=self._interval)
-        self._notifier = Notifier(settings.alerts.notify, identity={**identity, **settings.alerts.labels}, pace=pace)
+        self._notifier = Notifier(
+            settings.alerts.notify, identity={**identity, **settings.alerts.labels}, pace=pace
+        )
         folder = Path(sidecar.state_dir) if sidecar.state_dir else state_dir
-        self._baseline_path = folder / f"baseline-{settings.server.port}-{baseline.identity(settings)}.json"
+        self._baseline_path = (
+            folder / f"baseline-{settings.server.port}-{baseline.identity(settings)}.json"
+        )
         profile = sidecar.benchmark_profile
         self.observer = Observer(
             spans=tuple(sorted({*WINDOWS, *builtin.windows(settings.alerts)})),
@@ -102,17 +109,29 @@ class Watch:
             speculation_configured=settings.method is not None,
         )
         target = settings.models.target_model
-        gpus = target.tensor_parallel_size * target.pipeline_parallel_size // settings.engine.node_count
+        gpus = (
+            target.tensor_parallel_size
+            * target.pipeline_parallel_size
+            // settings.engine.node_count
+        )
         telemetry = open_telemetry(visible_devices, gpus)
-        self._gpu = Detached(telemetry, kept_seconds=READY_LOOKS * self._look_seconds) if telemetry else None
+        self._gpu = (
+            Detached(telemetry, kept_seconds=READY_LOOKS * self._look_seconds)
+            if telemetry
+            else None
+        )
         self._seen, self._verdicts = _Seen(clock()), ("", "", "")
         self._stop, self._wake = threading.Event(), threading.Event()
-        self._canaries = Canaries(self._client, settings, alone=alone, clock=clock, late=self._wake.set)
+        self._canaries = Canaries(
+            self._client, settings, alone=alone, clock=clock, late=self._wake.set
+        )
         self._version: str | None = None
         self._restarts = 0.0
         self._thread = threading.Thread(target=self._loop, name="sidecar", daemon=True)
         render = exposition(self.readings, model_name=settings.served_model_name)
-        self._server = Server(sidecar.host, sidecar.port, Pages(render, self.status, self.probe, self.page))
+        self._server = Server(
+            sidecar.host, sidecar.port, Pages(render, self.status, self.probe, self.page)
+        )
 
     @property
     def url(self) -> str:
@@ -137,7 +156,9 @@ class Watch:
         self._wake.set()
         self._thread.join(STOP_SECONDS)
         if (seen := self._seen.observation) is not None and not self._thread.is_alive():
-            self._alert(self._clock(), seen, self._canaries.facts() | dict(self._facts()))  # why it ends, perhaps
+            self._alert(
+                self._clock(), seen, self._canaries.facts() | dict(self._facts())
+            )  # why it ends, perhaps
         self._notifier.stop()
         baseline.save(self.observer.baseline, self._baseline_path)
         self._server.stop()
@@ -150,14 +171,24 @@ class Watch:
         out = dict(seen.observation.readings)
         if "specserve_scrape_age_seconds" in out:
             out["specserve_scrape_age_seconds"] += age
-        return out | self._rules.readings(seen.evaluation) | self._notifier.readings() | self._info(seen)
+        return (
+            out
+            | self._rules.readings(seen.evaluation)
+            | self._notifier.readings()
+            | self._info(seen)
+        )
 
     def status(self) -> dict[str, Any]:
         """What /status answers."""
         seen, age = self._current()
         facts = {"engine_version": self._version, **(seen.facts or {})}
-        found = status.build(self._settings, self.engine_url, seen.observation, facts, age_seconds=age)
-        return {**found, "alerts": [a.as_dict() for a in sorted(seen.evaluation.active, key=importance)]}
+        found = status.build(
+            self._settings, self.engine_url, seen.observation, facts, age_seconds=age
+        )
+        return {
+            **found,
+            "alerts": [a.as_dict() for a in sorted(seen.evaluation.active, key=importance)],
+        }
 
     def probe(self, name: str) -> dict[str, Any]:
         """One verdict: ``live``, ``ready`` or ``started``."""
@@ -167,7 +198,9 @@ class Watch:
     def page(self) -> str:
         """The HTML page."""
         points = tuple(self.observer.history)
-        return page.render(self.status(), points, refresh_seconds=max(5.0, self._interval), now=self._wall())
+        return page.render(
+            self.status(), points, refresh_seconds=max(5.0, self._interval), now=self._wall()
+        )
 
     def _current(self) -> tuple[_Seen, float]:
         """What may be said of the last cycle, and its age."""
@@ -189,7 +222,9 @@ class Watch:
             started = self._clock()
             try:
                 self.cycle()
-            except Exception:  # a mistake of ours: the next look may be well, and while none is the verdicts age
+            except (
+                Exception
+            ):  # a mistake of ours: the next look may be well, and while none is the verdicts age
                 LOG.exception("a look at the engine failed")
             self._wake.wait(max(0.0, self._interval - (self._clock() - started)))
             self._wake.clear()
@@ -228,7 +263,11 @@ class Watch:
         self._notifier.publish(evaluation.to_send, now=now)
         for alert in evaluation.changed:
             level = logging.WARNING if alert.state is State.FIRING else logging.INFO
-            extra = {"severity": alert.severity, "detail": alert.description, "inhibited_by": alert.inhibited_by}
+            extra = {
+                "severity": alert.severity,
+                "detail": alert.description,
+                "inhibited_by": alert.inhibited_by,
+            }
             LOG.log(level, "alert %s %s", alert.name, alert.state.value, extra=extra)
         self._seen = _Seen(now, observation, evaluation, facts)
 
@@ -246,17 +285,30 @@ class Watch:
 
     def _info(self, seen: _Seen) -> dict[str, float]:
         version = (seen.facts or {}).get("engine_version") or self._version or "unknown"
-        labels = {"version": __version__, "engine_version": str(version), "method": self._settings.method or "none"}
+        labels = {
+            "version": __version__,
+            "engine_version": str(version),
+            "method": self._settings.method or "none",
+        }
         return {key("specserve_info", **labels): 1.0}
 
     def _log(self, assessment: Assessment) -> None:
         """Say what changed, with the reason."""
-        parts = ("started", assessment.started), ("live", assessment.live), ("ready", assessment.ready)
+        parts = (
+            ("started", assessment.started),
+            ("live", assessment.live),
+            ("ready", assessment.ready),
+        )
         for index, (name, verdict) in enumerate(parts):
             word = f"{name}: {'yes' if verdict.ok else 'no'}"
             if word != self._verdicts[index]:
                 level = logging.INFO if verdict.ok or name != "live" else logging.ERROR
-                LOG.log(level, "%s", word, extra={"reason": verdict.reason, "condition": assessment.condition})
+                LOG.log(
+                    level,
+                    "%s",
+                    word,
+                    extra={"reason": verdict.reason, "condition": assessment.condition},
+                )
         self._verdicts = tuple(f"{n}: {'yes' if v.ok else 'no'}" for n, v in parts)  # type: ignore[assignment]
 
 

@@ -21,7 +21,9 @@ def conclusion(result: Result, cells: Sequence[Cell]) -> list[str]:
     out = [_divergent(a) for a in result.answers if a.divergent]
     failed = judge.failed(result)
     out += [f"Do not turn it on: '{c.arm}' fails {c.name}: {c.message}." for c in failed]
-    by_workload = [[c for c in cells if c.workload == w] for w in dict.fromkeys(c.workload for c in cells)]
+    by_workload = [
+        [c for c in cells if c.workload == w] for w in dict.fromkeys(c.workload for c in cells)
+    ]
     for here in sorted(by_workload, key=_best, reverse=True):
         if not failed and here[0].workload not in wrong:
             out.append(_advice(here[0].workload, here, _tokens(result)))
@@ -66,7 +68,9 @@ def _advice(workload: str, cells: Sequence[Cell], tokens: int) -> str:
     slower = [c for c in known if c.verdict == "slower"]
     if faster and not slower:
         top = max(c.concurrency for c in faster)
-        open_at = ", ".join(str(c.concurrency) for c in cells if c.verdict in ("inconclusive", "unsound"))
+        open_at = ", ".join(
+            str(c.concurrency) for c in cells if c.verdict in ("inconclusive", "unsound")
+        )
         rest = f" (no verdict at {open_at})" if open_at else ""
         seen = f"{_factors(faster)} faster per token{rest}.{_later(faster)}"
         return f"Turn it on for {workload} up to {top} concurrent requests: {seen}"
@@ -118,7 +122,9 @@ def _within(result: Result) -> list[str]:
     out = []
     for workload in dict.fromkeys(s.workload for s in result.searches):
         here = [s for s in result.searches if s.workload == workload]
-        loads = "; ".join(f"{s.arm} {_load(s)}" for s in sorted(here, key=lambda s: s.arm != result.arms[0].name))
+        loads = "; ".join(
+            f"{s.arm} {_load(s)}" for s in sorted(here, key=lambda s: s.arm != result.arms[0].name)
+        )
         out.append(f"Within {objectives(here[0])}, {workload}: {loads}.")
     return out
 

@@ -25,7 +25,9 @@ def common_prefix(a: str, b: str) -> int:
     >>> common_prefix("the cat", "the car")
     6
     """
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
 
 
 def texts(blocks: Sequence[Block]) -> dict[str, str]:
@@ -48,7 +50,9 @@ def is_divergent(gaps: Sequence[float]) -> bool:
     return clear >= 2 and clear > MAX_CLEAR_SHARE * len(gaps)
 
 
-def compare(workload: str, baseline: Sequence[Block], other: Sequence[Block], score: Scorer) -> Answers | None:
+def compare(
+    workload: str, baseline: Sequence[Block], other: Sequence[Block], score: Scorer
+) -> Answers | None:
     """Compare the arms' greedy answers at the lowest concurrency; None when no text was kept.
 
     Strings that differ prove nothing: two right runs part at the first near-tie (vllm-project/vllm#7627). So a
@@ -68,12 +72,18 @@ def compare_streaming(
     """Compare an arm's streamed answers with its own in one piece; the arm itself scores what differs."""
     found = _compare(workload, whole, streamed, score, repeated=0)
     return (
-        None if found is None else found.model_copy(update={"arm": arm, "is_streaming": True, "repeat_differs": None})
+        None
+        if found is None
+        else found.model_copy(update={"arm": arm, "is_streaming": True, "repeat_differs": None})
     )
 
 
 def _compare(
-    workload: str, ours: Mapping[str, str], theirs: Mapping[str, str], score: Scorer, repeated: int | None
+    workload: str,
+    ours: Mapping[str, str],
+    theirs: Mapping[str, str],
+    score: Scorer,
+    repeated: int | None,
 ) -> Answers | None:
     prompts = sorted(ours.keys() & theirs.keys())
     if not prompts:
@@ -106,7 +116,9 @@ def _compare(
         divergent=divergent,
         unscored=len(unscored) + unjudged,
         repeat_differs=repeated,
-        common_prefix_ratio=median(common_prefix(ours[p], theirs[p]) / max(len(ours[p]), 1) for p in different)
+        common_prefix_ratio=median(
+            common_prefix(ours[p], theirs[p]) / max(len(ours[p]), 1) for p in different
+        )
         if different
         else None,
         examples=examples[:5],

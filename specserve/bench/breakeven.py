@@ -36,7 +36,11 @@ class StepTimes:
         >>> StepTimes(1, 0.010, 0.016, 3, 3.0).break_even_acceptance
         0.2
         """
-        return round((self.speculative_step_seconds / self.baseline_step_seconds - 1) / self.draft_tokens_per_step, 6)
+        return round(
+            (self.speculative_step_seconds / self.baseline_step_seconds - 1)
+            / self.draft_tokens_per_step,
+            6,
+        )
 
 
 def tokens_per_step(output_tokens: float, spec: Speculation) -> float:
@@ -51,7 +55,10 @@ def tokens_per_step(output_tokens: float, spec: Speculation) -> float:
 def step_times(result: Result) -> list[StepTimes]:
     """One row per concurrency, over all workloads measured at it. Cells that are unsound do not count."""
     sound = [c for c in judge.cells(result) if c.verdict != "unsound"]
-    rows = [_row(result, [c for c in sound if c.concurrency == n]) for n in sorted({c.concurrency for c in sound})]
+    rows = [
+        _row(result, [c for c in sound if c.concurrency == n])
+        for n in sorted({c.concurrency for c in sound})
+    ]
     return [r for r in rows if r is not None]
 
 

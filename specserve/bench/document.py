@@ -31,7 +31,12 @@ def markdown(parts: Sequence[Part], title: str) -> str:
     for part in parts:
         out += [f"## {part.title}", "", *(line for text in part.text for line in (text, ""))]
         if part.table and part.table.rows:
-            out += [_row(part.table.head), _row(tuple("---" for _ in part.table.head)), *map(_row, part.table.rows), ""]
+            out += [
+                _row(part.table.head),
+                _row(tuple("---" for _ in part.table.head)),
+                *map(_row, part.table.rows),
+                "",
+            ]
     return "\n".join(out)
 
 
@@ -57,7 +62,9 @@ def page(parts: Sequence[Part], title: str) -> str:
         body.append(f"<section><h2>{html.escape(part.title)}</h2>")
         body += [f"<p>{html.escape(t)}</p>" for t in part.text]
         if part.plots:
-            body.append("<div>" + "".join(f"<figure>{svg}</figure>" for svg in part.plots) + "</div>")
+            body.append(
+                "<div>" + "".join(f"<figure>{svg}</figure>" for svg in part.plots) + "</div>"
+            )
         if part.table and part.table.rows:
             body.append(_html_table(part.table))
         body.append("</section>")
@@ -70,5 +77,7 @@ def page(parts: Sequence[Part], title: str) -> str:
 
 def _html_table(table: Table) -> str:
     head = "".join(f"<th>{html.escape(h)}</th>" for h in table.head)
-    rows = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in table.rows)
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in table.rows
+    )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"

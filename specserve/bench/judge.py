@@ -78,7 +78,8 @@ def pairs(result: Result) -> list[Result]:
     for other in others:
         names = (base.name, other.name)
         kept = {
-            k: [x for x in getattr(result, k) if x.arm in names] for k in ("blocks", "answers", "checks", "searches")
+            k: [x for x in getattr(result, k) if x.arm in names]
+            for k in ("blocks", "answers", "checks", "searches")
         }
         title = f"{result.title}, {other.name}"
         out.append(result.model_copy(update={**kept, "arms": [base, other], "title": title}))
@@ -112,14 +113,19 @@ def drops(old: Result, new: Result, share: float) -> list[str]:
     Results without a cell in common cannot be compared, which is no pass either.
     """
     before, after = (
-        {(n, c.workload, c.concurrency): c for n, pair in enumerate(pairs(r)) for c in cells(pair)} for r in (old, new)
+        {(n, c.workload, c.concurrency): c for n, pair in enumerate(pairs(r)) for c in cells(pair)}
+        for r in (old, new)
     )
     both = [(before[key], cell) for key, cell in after.items() if key in before]
     out = [] if both else ["no workload and concurrency was measured in both results"]
     for was, cell in both:
         for name, a, b in (
             ("speedup", was.speedup and was.speedup.value, cell.speedup and cell.speedup.value),
-            ("acceptance length", was.speculative.mean_acceptance_length, cell.speculative.mean_acceptance_length),
+            (
+                "acceptance length",
+                was.speculative.mean_acceptance_length,
+                cell.speculative.mean_acceptance_length,
+            ),
         ):
             place = f"{name} of {cell.workload} at {cell.concurrency}"
             if a and not b:
@@ -136,7 +142,9 @@ def _cell(workload: str, concurrency: int, first: Sequence[Block], second: Seque
     half = stats.block_half_width(medians) if all(medians) else None
     bursts = [*_bursts(first), *_bursts(second)]
     steady = [[], []] if bursts else medians  # times between tokens that are none cannot drift
-    warnings = _soundness(baseline, speculative, _by_prompt(first).keys() & _by_prompt(second).keys(), steady)
+    warnings = _soundness(
+        baseline, speculative, _by_prompt(first).keys() & _by_prompt(second).keys(), steady
+    )
     warnings += [*bursts, *_lateness(first), *_lateness(second)]
     if ratio is not None and half is not None:
         ratio = stats.widen(ratio, half)
@@ -182,13 +190,18 @@ def _verdict(ratio: Interval | None, half: float | None, *, unsound: bool) -> Ve
 
 
 def _soundness(
-    baseline: ArmCell, speculative: ArmCell, paired: Iterable[str], medians: Sequence[Sequence[float]]
+    baseline: ArmCell,
+    speculative: ArmCell,
+    paired: Iterable[str],
+    medians: Sequence[Sequence[float]],
 ) -> list[str]:
     """Why no verdict may be drawn, each with what to run next."""
     out = []
     count = len(list(paired))
     if count < MIN_PROMPTS:
-        out.append(f"{count} prompts were answered by both arms; at least {MIN_PROMPTS} are needed: raise --prompts")
+        out.append(
+            f"{count} prompts were answered by both arms; at least {MIN_PROMPTS} are needed: raise --prompts"
+        )
     for cell in (baseline, speculative):
         if cell.errors > MAX_ERROR_SHARE * cell.requests:
             out.append(
@@ -206,8 +219,17 @@ def _soundness(
 
 def _bursts(blocks: Sequence[Block]) -> list[str]:
     """Tokens that arrive together have no time between them: a buffer held them back."""
-    long = [s for b in blocks for s in b.samples if s.e2e_seconds and s.ttft_seconds and (s.output_tokens or 0) >= 8]
-    held = [s for s in long if _is_held(s.e2e_seconds or 0.0, s.tpot_seconds or 0.0, s.output_tokens or 0)]
+    long = [
+        s
+        for b in blocks
+        for s in b.samples
+        if s.e2e_seconds and s.ttft_seconds and (s.output_tokens or 0) >= 8
+    ]
+    held = [
+        s
+        for s in long
+        if _is_held(s.e2e_seconds or 0.0, s.tpot_seconds or 0.0, s.output_tokens or 0)
+    ]
     if len(held) <= MAX_BURST_SHARE * len(long):
         return []
     seen = f"{len(held)} of {len(long)} answers of '{blocks[0].arm}' came in one burst, so TPOT is not known"
@@ -262,7 +284,8 @@ def total(blocks: Sequence[Block]) -> Speculation | None:
         draft_tokens=sum(s.draft_tokens for s in known),
         accepted_tokens=sum(s.accepted_tokens for s in known),
         accepted_per_position=[
-            sum(s.accepted_per_position[i] for s in known if i < len(s.accepted_per_position)) for i in range(width)
+            sum(s.accepted_per_position[i] for s in known if i < len(s.accepted_per_position))
+            for i in range(width)
         ],
     )
 
@@ -283,10 +306,16 @@ def summarise(blocks: Sequence[Block]) -> ArmCell:
         itl=stats.spread([gap for s in good for gap in s.itl_seconds]),
         e2e=stats.spread([s.e2e_seconds for s in good if s.e2e_seconds is not None]),
         requests_per_second=len(good) / seconds if seconds else 0.0,
-        output_tokens_per_second=sum(s.output_tokens or 0 for s in good) / seconds if seconds else 0.0,
+        output_tokens_per_second=sum(s.output_tokens or 0 for s in good) / seconds
+        if seconds
+        else 0.0,
         prefix_cache_hit_ratio=sum(hits) / len(hits) if hits else None,
-        acceptance_rate=spec.accepted_tokens / spec.draft_tokens if spec and spec.draft_tokens else None,
-        mean_acceptance_length=1 + spec.accepted_tokens / spec.drafts if spec and spec.drafts else None,
+        acceptance_rate=spec.accepted_tokens / spec.draft_tokens
+        if spec and spec.draft_tokens
+        else None,
+        mean_acceptance_length=1 + spec.accepted_tokens / spec.drafts
+        if spec and spec.drafts
+        else None,
         acceptance_per_position=tuple(a / spec.drafts for a in spec.accepted_per_position)
         if spec and spec.drafts
         else (),

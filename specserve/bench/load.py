@@ -54,7 +54,10 @@ class LoadClient:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if kind is not None:  # an interruption has no time for an import to end
             self._process.kill()
@@ -103,7 +106,9 @@ class LoadClient:
     def close(self) -> None:
         """End the client; it stops by itself when its input ends."""
         if self._process.stdin:
-            with contextlib.suppress(OSError):  # what was still to be sent to a client that has gone
+            with contextlib.suppress(
+                OSError
+            ):  # what was still to be sent to a client that has gone
                 self._process.stdin.close()
         try:
             self._process.wait(timeout=5)
@@ -151,10 +156,20 @@ class LoadClient:
 
 
 def _samples(workload: Workload, answer: Mapping[str, Any]) -> tuple[Sample, ...]:
-    columns = ("ttfts", "latencies", "itls", "output_lens", "generated_texts", "errors", "start_times")
+    columns = (
+        "ttfts",
+        "latencies",
+        "itls",
+        "output_lens",
+        "generated_texts",
+        "errors",
+        "start_times",
+    )
     rows = zip(*(answer[c] for c in columns), strict=True)
     began = answer["start_times"][0]
-    return tuple(_sample(r, workload, row, began) for r, row in zip(workload.requests, rows, strict=True))
+    return tuple(
+        _sample(r, workload, row, began) for r, row in zip(workload.requests, rows, strict=True)
+    )
 
 
 def _sample(request: Request, workload: Workload, row: tuple[Any, ...], began: float) -> Sample:

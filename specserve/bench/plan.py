@@ -35,7 +35,9 @@ class Plan:
         out: list[Step] = []
         for arm in legs(self.arms, self.repeat):
             for workload in self.workloads:
-                for concurrency in [max(self.concurrency)] if workload.is_timed else self.concurrency:
+                for concurrency in (
+                    [max(self.concurrency)] if workload.is_timed else self.concurrency
+                ):
                     out.append(Step(len(out), arm, workload.name, concurrency))
         return tuple(out)
 

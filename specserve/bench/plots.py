@@ -23,8 +23,12 @@ def svgs(result: Result) -> dict[str, str]:
     cells = judge.cells(result)
     drawn: dict[str, Callable[[Any], bool]] = {
         "speedup": lambda axes: _speedup(axes, cells),
-        "tpot": lambda axes: _curves(axes, cells, "TPOT, median (ms)", lambda a: a.tpot.p50 * 1000 if a.tpot else None),
-        "throughput": lambda axes: _curves(axes, cells, "output tokens/s", lambda a: a.output_tokens_per_second),
+        "tpot": lambda axes: _curves(
+            axes, cells, "TPOT, median (ms)", lambda a: a.tpot.p50 * 1000 if a.tpot else None
+        ),
+        "throughput": lambda axes: _curves(
+            axes, cells, "output tokens/s", lambda a: a.output_tokens_per_second
+        ),
         "positions": lambda axes: _positions(axes, cells),
         "breakeven": lambda axes: _breakeven(axes, result, cells),
     }
@@ -59,18 +63,33 @@ def _speedup(axes: Any, cells: Sequence[Cell]) -> bool:
     axes.axhline(1, color="#111", linewidth=0.8, linestyle="--")
     axes.set_xticks(range(len(known)), labels, fontsize=8)
     axes.set_ylabel("speedup (above 1 is faster)")
-    axes.set_title("Speedup per workload and concurrency, with 95 % interval", fontsize=11, loc="left")
+    axes.set_title(
+        "Speedup per workload and concurrency, with 95 % interval", fontsize=11, loc="left"
+    )
     return True
 
 
-def _curves(axes: Any, cells: Sequence[Cell], label: str, value: Callable[[Any], float | None]) -> bool:
+def _curves(
+    axes: Any, cells: Sequence[Cell], label: str, value: Callable[[Any], float | None]
+) -> bool:
     for i, workload in enumerate(dict.fromkeys(c.workload for c in cells)):
         here = sorted((c for c in cells if c.workload == workload), key=lambda c: c.concurrency)
         for style, arm in (("--", "baseline"), ("-", "speculative")):
             points = [(c.concurrency, value(getattr(c, arm))) for c in here]
-            xs, ys = [x for x, y in points if y is not None], [y for _, y in points if y is not None]
+            xs, ys = (
+                [x for x, y in points if y is not None],
+                [y for _, y in points if y is not None],
+            )
             name = getattr(here[0], arm).arm
-            axes.plot(xs, ys, style, marker="o", markersize=4, color=f"C{i % 10}", label=f"{workload}, {name}")
+            axes.plot(
+                xs,
+                ys,
+                style,
+                marker="o",
+                markersize=4,
+                color=f"C{i % 10}",
+                label=f"{workload}, {name}",
+            )
     if not axes.lines:
         return False
     ticks = sorted({c.concurrency for c in cells})
@@ -87,10 +106,14 @@ def _curves(axes: Any, cells: Sequence[Cell], label: str, value: Callable[[Any],
 
 def _positions(axes: Any, cells: Sequence[Cell]) -> bool:
     known = [c for c in cells if c.speculative.acceptance_per_position]
-    lowest = {w: min(c.concurrency for c in known if c.workload == w) for w in {c.workload for c in known}}
+    lowest = {
+        w: min(c.concurrency for c in known if c.workload == w) for w in {c.workload for c in known}
+    }
     for cell in (c for c in known if c.concurrency == lowest[c.workload]):
         rates = [100 * p for p in cell.speculative.acceptance_per_position]
-        axes.plot(range(len(rates)), rates, marker="o", label=f"{cell.workload} x{cell.concurrency}")
+        axes.plot(
+            range(len(rates)), rates, marker="o", label=f"{cell.workload} x{cell.concurrency}"
+        )
     if not axes.lines:
         return False
     axes.set_ylim(0, 100)
@@ -121,7 +144,9 @@ def _breakeven(axes: Any, result: Result, cells: Sequence[Cell]) -> bool:
     axes.set_xlabel("concurrent requests")
     axes.set_ylabel("acceptance rate (%)")
     axes.set_title(
-        "Acceptance (points) against break-even (line): below the line it is slower", fontsize=11, loc="left"
+        "Acceptance (points) against break-even (line): below the line it is slower",
+        fontsize=11,
+        loc="left",
     )
     axes.set_ylim(bottom=0)
     axes.margins(x=0.12)

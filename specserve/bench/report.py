@@ -36,12 +36,28 @@ def _parts(result: Result, drawn: Mapping[str, str], prefix: str) -> list[Part]:
 
     parts = [
         Part(f"{prefix}In short", tuple(conclusion(result, cells))),
-        Part(f"{prefix}Speedup", _speedup_text(), _speedups(cells), plots("speedup", "tpot", "throughput")),
+        Part(
+            f"{prefix}Speedup",
+            _speedup_text(),
+            _speedups(cells),
+            plots("speedup", "tpot", "throughput"),
+        ),
         Part(f"{prefix}Latency and load", (), _latencies(cells)),
-        Part(f"{prefix}Highest load", tuple(_search_text(result.searches)), _searches(result.searches)),
-        Part(f"{prefix}Acceptance", _acceptance_text(result), _acceptance(cells), plots("positions")),
+        Part(
+            f"{prefix}Highest load",
+            tuple(_search_text(result.searches)),
+            _searches(result.searches),
+        ),
+        Part(
+            f"{prefix}Acceptance", _acceptance_text(result), _acceptance(cells), plots("positions")
+        ),
         Part(f"{prefix}GPU", (), _gpu(result)),
-        Part(f"{prefix}Break-even", _break_even_text(), _break_even(result, cells), plots("breakeven")),
+        Part(
+            f"{prefix}Break-even",
+            _break_even_text(),
+            _break_even(result, cells),
+            plots("breakeven"),
+        ),
         Part(f"{prefix}Same answers", tuple(_answers_text(result)), _answers(result.answers)),
         Part(f"{prefix}How it was measured", tuple(_method(result)), _arms(result)),
     ]
@@ -58,7 +74,17 @@ def _speedup_text() -> tuple[str, ...]:
 
 def _speedups(cells: Sequence[Cell]) -> Table:
     return Table(
-        ("workload", "concurrency", "verdict", "speedup", "95 % interval", "throughput", "TTFT", "noise", "acceptance"),
+        (
+            "workload",
+            "concurrency",
+            "verdict",
+            "speedup",
+            "95 % interval",
+            "throughput",
+            "TTFT",
+            "noise",
+            "acceptance",
+        ),
         tuple(
             (
                 c.workload,
@@ -77,7 +103,14 @@ def _speedups(cells: Sequence[Cell]) -> Table:
 
 
 def _latencies(cells: Sequence[Cell]) -> Table:
-    head = ("workload", "concurrency", "arm", "TTFT P50/P90/P99 ms", "TPOT P50/P90/P99 ms", "e2e P50/P99 s")
+    head = (
+        "workload",
+        "concurrency",
+        "arm",
+        "TTFT P50/P90/P99 ms",
+        "TPOT P50/P90/P99 ms",
+        "e2e P50/P99 s",
+    )
     return Table(
         (*head, "requests/s", "output tokens/s", "prefix hits", "errors"),
         tuple(
@@ -100,15 +133,25 @@ def _latencies(cells: Sequence[Cell]) -> Table:
 
 
 def _ms(spread: Spread | None) -> str:
-    return "-" if spread is None else " / ".join(f"{v * 1000:.1f}" for v in (spread.p50, spread.p90, spread.p99))
+    return (
+        "-"
+        if spread is None
+        else " / ".join(f"{v * 1000:.1f}" for v in (spread.p50, spread.p90, spread.p99))
+    )
 
 
 def _acceptance_text(result: Result) -> tuple[str, ...]:
     others = [b.foreign_tokens for b in result.blocks]
     used, unknown = sum(1 for n in others if n), others.count(None)
-    said = [f"In {used} of {len(others)} blocks somebody else used the server: there it is unknown."] if used else []
+    said = (
+        [f"In {used} of {len(others)} blocks somebody else used the server: there it is unknown."]
+        if used
+        else []
+    )
     if unknown:
-        said.append(f"In {unknown} of {len(others)} blocks it is not known whether somebody else used the server.")
+        said.append(
+            f"In {unknown} of {len(others)} blocks it is not known whether somebody else used the server."
+        )
     return (
         "Acceptance rate is accepted over drafted tokens; mean acceptance length is 1 + accepted over drafts.",
         *(said or ["From the engine's counters over each block; nobody else used the server."]),
@@ -136,11 +179,20 @@ def _gpu(result: Result) -> Table:
     rows = []
     for key in dict.fromkeys((b.workload, b.concurrency, b.arm) for b in result.blocks if b.gpu):
         here = [b.gpu for b in result.blocks if (b.workload, b.concurrency, b.arm) == key and b.gpu]
-        means = {n: [g[n] for g in here if n in g] for n in ("utilization_ratio", "power_watts", "memory_used_bytes")}
+        means = {
+            n: [g[n] for g in here if n in g]
+            for n in ("utilization_ratio", "power_watts", "memory_used_bytes")
+        }
         use, power, memory = (sum(v) / len(v) if v else None for v in means.values())
-        shown = (percent(use), "-" if power is None else f"{power:.0f}", "-" if memory is None else gib(memory))
+        shown = (
+            percent(use),
+            "-" if power is None else f"{power:.0f}",
+            "-" if memory is None else gib(memory),
+        )
         rows.append((key[0], str(key[1]), key[2], *shown))
-    return Table(("workload", "concurrency", "arm", "utilization", "power, W", "memory"), tuple(rows))
+    return Table(
+        ("workload", "concurrency", "arm", "utilization", "power, W", "memory"), tuple(rows)
+    )
 
 
 def _break_even_text() -> tuple[str, ...]:
@@ -166,7 +218,14 @@ def _break_even(result: Result, cells: Sequence[Cell]) -> Table:
             )
         )
     return Table(
-        ("concurrency", "step off, ms", "step on, ms", "break-even acceptance", "measured acceptance"), tuple(rows)
+        (
+            "concurrency",
+            "step off, ms",
+            "step on, ms",
+            "break-even acceptance",
+            "measured acceptance",
+        ),
+        tuple(rows),
     )
 
 
@@ -174,18 +233,33 @@ def _search_text(searches: Sequence[Search]) -> list[str]:
     if not searches:
         return []
     met = f"99 % of the requests meet {objectives(searches[0])}"
-    return [f"Searched by guidellm: the most requests at once at which {met}. Every load it tried is in result.json."]
+    return [
+        f"Searched by guidellm: the most requests at once at which {met}. Every load it tried is in result.json."
+    ]
 
 
 def _searches(searches: Sequence[Search]) -> Table:
-    head = ("workload", "arm", "requests at once", "requests/s", "TTFT P99 ms", "TPOT P99 ms", "sure")
+    head = (
+        "workload",
+        "arm",
+        "requests at once",
+        "requests/s",
+        "TTFT P99 ms",
+        "TPOT P99 ms",
+        "sure",
+    )
     rows = []
     for found in searches:
         shown: tuple[str, ...] = ("none", *"----")
         if (best := found.best) is not None:
-            enough = "yes" if best.is_certain else f"no, {best.requests} requests are too few: raise --slo-seconds"
+            enough = (
+                "yes"
+                if best.is_certain
+                else f"no, {best.requests} requests are too few: raise --slo-seconds"
+            )
             latencies = (
-                "-" if t is None else f"{t * 1000:.1f}" for t in (best.ttft_p99_seconds, best.tpot_p99_seconds)
+                "-" if t is None else f"{t * 1000:.1f}"
+                for t in (best.ttft_p99_seconds, best.tpot_p99_seconds)
             )
             shown = (str(best.concurrency), f"{best.requests_per_second:.2f}", *latencies, enough)
         rows.append((found.workload, found.arm, *shown))
@@ -282,4 +356,8 @@ def _comparison(results: Sequence[Result]) -> Part:
             )
         )
     head = ("workload", "concurrency", *(_name(r) for r in results))
-    return Part("Side by side", ("Speedup of each result in the cells that they share.",), Table(head, tuple(rows)))
+    return Part(
+        "Side by side",
+        ("Speedup of each result in the cells that they share.",),
+        Table(head, tuple(rows)),
+    )

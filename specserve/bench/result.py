@@ -32,12 +32,19 @@ class Sample(_Record):
     itl_seconds: list[float] = Field(default_factory=list, description="Gaps between chunks.")
     text: str | None = Field(None, description="The answer; kept for greedy workloads only.")
     error: str | None = Field(None, description="Why it failed.")
-    late_seconds: float | None = Field(None, description="Replays only: sent this much later than it was recorded.")
+    late_seconds: float | None = Field(
+        None, description="Replays only: sent this much later than it was recorded."
+    )
 
     @property
     def tpot_seconds(self) -> float | None:
         """(latency - TTFT) / (output tokens - 1); None for at most one token."""
-        if not self.ok or self.e2e_seconds is None or self.ttft_seconds is None or (self.output_tokens or 0) < 2:
+        if (
+            not self.ok
+            or self.e2e_seconds is None
+            or self.ttft_seconds is None
+            or (self.output_tokens or 0) < 2
+        ):
             return None
         return (self.e2e_seconds - self.ttft_seconds) / ((self.output_tokens or 0) - 1)
 
@@ -48,7 +55,9 @@ class Speculation(_Record):
     drafts: float
     draft_tokens: float
     accepted_tokens: float
-    accepted_per_position: list[float] = Field(default_factory=list, description="Accepted at position i, 0-based.")
+    accepted_per_position: list[float] = Field(
+        default_factory=list, description="Accepted at position i, 0-based."
+    )
 
 
 class Block(_Record):
@@ -61,7 +70,9 @@ class Block(_Record):
     started_seconds: float = Field(description="Since the start of the benchmark.")
     duration_seconds: float
     samples: list[Sample]
-    speculation: Speculation | None = Field(None, description="None where nothing was drafted or it is unknown.")
+    speculation: Speculation | None = Field(
+        None, description="None where nothing was drafted or it is unknown."
+    )
     prefix_cache_hit_ratio: float | None = None
     foreign_tokens: float | None = Field(
         None,
@@ -69,7 +80,8 @@ class Block(_Record):
         "None where the counters could not be read.",
     )
     gpu: dict[str, float] | None = Field(
-        None, description="Means over the block: utilization_ratio, power_watts, memory_used_bytes; None without a GPU."
+        None,
+        description="Means over the block: utilization_ratio, power_watts, memory_used_bytes; None without a GPU.",
     )
 
 
@@ -77,9 +89,13 @@ class Arm(_Record):
     """One configuration under test."""
 
     name: str
-    config: dict[str, Any] = Field(default_factory=dict, description="Resolved configuration, secrets masked.")
+    config: dict[str, Any] = Field(
+        default_factory=dict, description="Resolved configuration, secrets masked."
+    )
     url: str | None = Field(None, description="Set when a server that already ran was measured.")
-    ready_seconds: list[float] = Field(default_factory=list, description="Time to ready of each start.")
+    ready_seconds: list[float] = Field(
+        default_factory=list, description="Time to ready of each start."
+    )
     kv_cache_tokens: int | None = None
 
 
@@ -88,15 +104,20 @@ class Answers(_Record):
 
     workload: str
     arm: str | None = Field(None, description="Whose answers.")
-    is_streaming: bool = Field(False, description="Compared with its own in one piece, not with the baseline's.")
+    is_streaming: bool = Field(
+        False, description="Compared with its own in one piece, not with the baseline's."
+    )
     compared: int
     identical: int
     near_ties: int = Field(description="First difference where the target itself was undecided.")
     divergent: int = Field(description="Answers that the target would not have given.")
     unscored: int = Field(0, description="Different answers that could not be scored.")
-    repeat_differs: int | None = Field(None, description="Answers that differ between two runs of the baseline itself.")
+    repeat_differs: int | None = Field(
+        None, description="Answers that differ between two runs of the baseline itself."
+    )
     common_prefix_ratio: float | None = Field(
-        None, description="Median share of the baseline's text, in characters, after which different answers part."
+        None,
+        description="Median share of the baseline's text, in characters, after which different answers part.",
     )
     examples: list[dict[str, Any]] = Field(default_factory=list)
 
@@ -115,8 +136,12 @@ class Probe(_Record):
 
     concurrency: int
     requests: int
-    met_ratio: float = Field(description="Share of the requests that met every objective; a failed one did not.")
-    is_met: bool = Field(description="Whether that share is at least 0.99, so that each objective's P99 is met.")
+    met_ratio: float = Field(
+        description="Share of the requests that met every objective; a failed one did not."
+    )
+    is_met: bool = Field(
+        description="Whether that share is at least 0.99, so that each objective's P99 is met."
+    )
     is_certain: bool = Field(description="Whether its 95 % interval lies on one side of 0.99.")
     requests_per_second: float
     ttft_p99_seconds: float | None = None
@@ -128,9 +153,13 @@ class Search(_Record):
 
     arm: str
     workload: str
-    objectives: dict[str, float] = Field(description="Name (ttft_p99, tpot_p99, e2e_p99) -> seconds.")
+    objectives: dict[str, float] = Field(
+        description="Name (ttft_p99, tpot_p99, e2e_p99) -> seconds."
+    )
     probes: list[Probe]
-    concurrency: int | None = Field(description="Requests in flight; None when not even one meets them.")
+    concurrency: int | None = Field(
+        description="Requests in flight; None when not even one meets them."
+    )
     stop_reason: str | None = Field(None, description="Why the search ended, in guidellm's word.")
 
     @property
@@ -150,13 +179,19 @@ class Result(_Record):
     title: str = ""
     arms: list[Arm] = Field(min_length=1)
     together: bool = Field(False, description="Whether both arms ran all the time, side by side.")
-    workloads: dict[str, str] = Field(default_factory=dict, description="Name -> SHA-256 of all that was sent.")
+    workloads: dict[str, str] = Field(
+        default_factory=dict, description="Name -> SHA-256 of all that was sent."
+    )
     blocks: list[Block]
-    order: list[str] = Field(default_factory=list, description="What happened, in order: starts, stops, blocks.")
+    order: list[str] = Field(
+        default_factory=list, description="What happened, in order: starts, stops, blocks."
+    )
     answers: list[Answers] = Field(default_factory=list)
     checks: list[Check] = Field(default_factory=list)
     searches: list[Search] = Field(default_factory=list)
-    complete: bool = Field(True, description="False when it was interrupted; what was measured is all here.")
+    complete: bool = Field(
+        True, description="False when it was interrupted; what was measured is all here."
+    )
 
 
 _SHAPES = ("models.", "engine.", "speculative_decoding.", "server.max_concurrent_requests")
@@ -167,16 +202,25 @@ def differences(old: Result, new: Result) -> list[tuple[str, str, str]]:
     """Rows (what, then, now) in which two results are of different benchmarks, so that no block of one belongs to the
     other. Not compared: the blocks themselves."""
     then, now = _identity(old), _identity(new)
-    rows = [(key, then.get(key, "not set"), now.get(key, "not set")) for key in sorted(then.keys() | now.keys())]
+    rows = [
+        (key, then.get(key, "not set"), now.get(key, "not set"))
+        for key in sorted(then.keys() | now.keys())
+    ]
     return [(key, f"then {a}", f"now {b}") for key, a, b in rows if a != b]
 
 
 def _identity(of: Result) -> dict[str, Any]:
-    found = {"arms": ", ".join(a.name for a in of.arms), "engine": of.engine, "gpus": of.machine.get("gpus")}
+    found = {
+        "arms": ", ".join(a.name for a in of.arms),
+        "engine": of.engine,
+        "gpus": of.machine.get("gpus"),
+    }
     found["--together"] = "given" if of.together else "not given"
     found |= {f"prompts of {name}": digest[:12] for name, digest in of.workloads.items()}
     for arm in of.model_dump(mode="json")["arms"]:
-        found |= {f"{arm['name']}: {k}": v for k, v in arm["config"].items() if k.startswith(_SHAPES)}
+        found |= {
+            f"{arm['name']}: {k}": v for k, v in arm["config"].items() if k.startswith(_SHAPES)
+        }
         found[f"{arm['name']}: url"] = arm["url"]
     return found
 

@@ -45,7 +45,11 @@ def parse(text: str) -> dict[str, float]:
 
 
 def prepare(
-    folder: Path, workload: Workload, objectives: Mapping[str, float], probe_seconds: float, **server: Any
+    folder: Path,
+    workload: Workload,
+    objectives: Mapping[str, float],
+    probe_seconds: float,
+    **server: Any,
 ) -> Path:
     """Write prompts and scenario into ``folder``; the scenario's path. ``server`` is target, model and api_key."""
     prompts = folder / "prompts.jsonl"
@@ -77,7 +81,9 @@ def prepare(
 
 
 def _row(request: Request) -> dict[str, Any]:
-    return {"prompt": request.prompt} if request.messages is None else {"messages": request.messages}
+    return (
+        {"prompt": request.prompt} if request.messages is None else {"messages": request.messages}
+    )
 
 
 def read(folder: Path, arm: str, workload: str, objectives: Mapping[str, float]) -> Search:
@@ -85,7 +91,10 @@ def read(folder: Path, arm: str, workload: str, objectives: Mapping[str, float])
     try:
         report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
         conclusion = report["conclusions"][0]
-        probes = [_probe(p, b["metrics"]) for p, b in zip(conclusion["probes"], report["benchmarks"], strict=True)]
+        probes = [
+            _probe(p, b["metrics"])
+            for p, b in zip(conclusion["probes"], report["benchmarks"], strict=True)
+        ]
         return Search(
             arm=arm,
             workload=workload,

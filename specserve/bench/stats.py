@@ -63,7 +63,9 @@ def spread(values: Sequence[float]) -> Spread | None:
     )
 
 
-def paired_ratio(numerator: Mapping[str, float], denominator: Mapping[str, float], *, seed: int = 0) -> Interval | None:
+def paired_ratio(
+    numerator: Mapping[str, float], denominator: Mapping[str, float], *, seed: int = 0
+) -> Interval | None:
     """Ratio of medians over the prompts that both arms answered, with a bootstrap interval over prompts.
 
     Prompts are drawn with replacement, both arms of a prompt together. None with fewer than two common prompts.
@@ -112,7 +114,9 @@ def widen(interval: Interval, half_width: float) -> Interval:
     """The interval with a second, independent source of noise added (both as natural logs)."""
     low = math.hypot(math.log(interval.value / interval.low), half_width)
     high = math.hypot(math.log(interval.high / interval.value), half_width)
-    return Interval(interval.value, interval.value * math.exp(-low), interval.value * math.exp(high))
+    return Interval(
+        interval.value, interval.value * math.exp(-low), interval.value * math.exp(high)
+    )
 
 
 def drift(blocks: Sequence[float]) -> float:

@@ -26,10 +26,14 @@ class Request(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str
-    messages: tuple[dict[str, str], ...] | None = Field(None, description="Chat messages; None for plain completion.")
+    messages: tuple[dict[str, str], ...] | None = Field(
+        None, description="Chat messages; None for plain completion."
+    )
     prompt: str | None = Field(None, description="Text to complete; None for chat.")
     max_tokens: int = Field(128, ge=1)
-    at_seconds: float | None = Field(None, ge=0, description="When a recorded request was sent, from the first one.")
+    at_seconds: float | None = Field(
+        None, ge=0, description="When a recorded request was sent, from the first one."
+    )
 
 
 class Workload(BaseModel):
@@ -39,7 +43,9 @@ class Workload(BaseModel):
 
     name: str
     description: str = ""
-    predictability: str = Field("", description="How much of the answer stands in the prompt already.")
+    predictability: str = Field(
+        "", description="How much of the answer stands in the prompt already."
+    )
     temperature: float = Field(0.0, ge=0)
     top_p: float = Field(1.0, gt=0, le=1)
     requests: tuple[Request, ...]
@@ -64,7 +70,9 @@ class Workload(BaseModel):
 def builtin_names() -> list[str]:
     """Names of the workloads that come with specserve."""
     folder = resources.files("specserve.bench") / "workloads"
-    return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
+    return sorted(
+        item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml")
+    )
 
 
 def builtin(name: str) -> Workload:
@@ -75,14 +83,20 @@ def builtin(name: str) -> Workload:
             where="--workload",
             fix="or give --trace FILE",
         )
-    text = (resources.files("specserve.bench") / "workloads" / f"{name}.yaml").read_text(encoding="utf-8")
+    text = (resources.files("specserve.bench") / "workloads" / f"{name}.yaml").read_text(
+        encoding="utf-8"
+    )
     document = yaml.safe_load(text)
     prompts = document.pop("prompts")
     max_tokens = document.pop("max_tokens")
     return Workload(
         name=name,
         requests=tuple(
-            Request(id=f"{name}-{i:03d}", messages=({"role": "user", "content": p},), max_tokens=max_tokens)
+            Request(
+                id=f"{name}-{i:03d}",
+                messages=({"role": "user", "content": p},),
+                max_tokens=max_tokens,
+            )
             for i, p in enumerate(prompts)
         ),
         **document,
@@ -99,7 +113,10 @@ def pick(workload: Workload, count: int, *, seed: int) -> Workload:
 
 def limit(workload: Workload, max_tokens: int) -> Workload:
     """The same requests with answers of at most this many tokens."""
-    requests = tuple(r.model_copy(update={"max_tokens": min(r.max_tokens, max_tokens)}) for r in workload.requests)
+    requests = tuple(
+        r.model_copy(update={"max_tokens": min(r.max_tokens, max_tokens)})
+        for r in workload.requests
+    )
     return workload.model_copy(update={"requests": requests})
 
 
@@ -111,7 +128,10 @@ def as_completions(workload: Workload) -> Workload:
                 r
                 if r.messages is None
                 else r.model_copy(
-                    update={"prompt": "\n".join(m.get("content", "") for m in r.messages) + "\n", "messages": None}
+                    update={
+                        "prompt": "\n".join(m.get("content", "") for m in r.messages) + "\n",
+                        "messages": None,
+                    }
                 )
                 for r in workload.requests
             )
@@ -155,7 +175,11 @@ def _alike(requests: Sequence[Request]) -> Sequence[Request]:
     if all(r.messages is None for r in requests):
         return requests
     return [
-        r if r.messages else r.model_copy(update={"messages": ({"role": "user", "content": r.prompt},), "prompt": None})
+        r
+        if r.messages
+        else r.model_copy(
+            update={"messages": ({"role": "user", "content": r.prompt},), "prompt": None}
+        )
         for r in requests
     ]
 
@@ -165,9 +189,13 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
                 if len(line) > MAX_LINE_BYTES:
-                    raise ConfigError(f"is longer than {MAX_LINE_BYTES} characters", where=f"{path}:{number}")
+                    raise ConfigError(
+                        f"is longer than {MAX_LINE_BYTES} characters", where=f"{path}:{number}"
+                    )
                 if number > MAX_REQUESTS:
-                    raise ConfigError(f"has more than {MAX_REQUESTS} lines; cut it", where=str(path))
+                    raise ConfigError(
+                        f"has more than {MAX_REQUESTS} lines; cut it", where=str(path)
+                    )
                 if line.strip():
                     yield number, line.strip()
     except OSError as error:
@@ -183,8 +211,14 @@ def _request(line: str, number: int, max_tokens: int) -> tuple[Request, float]:
     if not isinstance(entry, dict):
         raise ValueError("is not a JSON object; must be one request")
     body = next((entry[k] for k in ("body", "request") if isinstance(entry.get(k), dict)), entry)
-    when = next((at for k in ("timestamp", "at_seconds") if (at := _when(entry.get(k))) is not None), None)
-    lengths = (body.get("max_tokens"), body.get("max_completion_tokens"), entry.get("output_tokens"))
+    when = next(
+        (at for k in ("timestamp", "at_seconds") if (at := _when(entry.get(k))) is not None), None
+    )
+    lengths = (
+        body.get("max_tokens"),
+        body.get("max_completion_tokens"),
+        entry.get("output_tokens"),
+    )
     length = next((n for n in lengths if n is not None), max_tokens)
     if not isinstance(length, int) or isinstance(length, bool) or length < 1:
         raise ValueError(f"asks for {length!r} tokens; must be a whole number from 1")
@@ -194,7 +228,9 @@ def _request(line: str, number: int, max_tokens: int) -> tuple[Request, float]:
     messages = _messages(body)
     prompt = body.get("prompt")
     if messages is None and not (isinstance(prompt, str) and prompt):
-        raise ValueError("has neither 'messages' nor 'prompt' nor 'conversations'; must have one of them")
+        raise ValueError(
+            "has neither 'messages' nor 'prompt' nor 'conversations'; must have one of them"
+        )
     return (
         Request(
             id=f"line-{number}",
@@ -251,7 +287,11 @@ def _messages(body: Mapping[str, Any]) -> tuple[dict[str, str], ...] | None:
         if isinstance(turn, dict) and (text := _content(turn.get("content"))):
             found.append({"role": str(turn.get("role", "user")), "content": text})
     for turn in _turns(body, "conversations"):
-        if isinstance(turn, dict) and turn.get("from") in roles and isinstance(turn.get("value"), str):
+        if (
+            isinstance(turn, dict)
+            and turn.get("from") in roles
+            and isinstance(turn.get("value"), str)
+        ):
             found.append({"role": roles[turn["from"]], "content": turn["value"]})
     while found and found[-1]["role"] == "assistant":
         found.pop()
@@ -264,7 +304,9 @@ def _content(content: Any) -> str | None:
         return content if isinstance(content, str) else None
     kinds = {part.get("type") if isinstance(part, dict) else None for part in content}
     if kinds - {"text"}:
-        raise ValueError("holds content that is no text (an image, a sound); only text can be sent again")
+        raise ValueError(
+            "holds content that is no text (an image, a sound); only text can be sent again"
+        )
     return "\n".join(str(part.get("text", "")) for part in content)
 
 
@@ -301,7 +343,9 @@ def redact(line: str, *, keep_text: bool) -> str:
     repetition (what n-gram lookup and prefix caching live on) stay, and the content does not.
     """
     entry: dict[str, Any] = _parsed(line) if line.startswith("{") else {"prompt": line}
-    body: dict[str, Any] = next((entry[k] for k in ("body", "request") if isinstance(entry.get(k), dict)), entry)
+    body: dict[str, Any] = next(
+        (entry[k] for k in ("body", "request") if isinstance(entry.get(k), dict)), entry
+    )
     beside = ("timestamp", "at_seconds", "output_tokens")
     kept = {k: body[k] for k in _KEPT if k in body} | {k: entry[k] for k in beside if k in entry}
     return json.dumps(kept if keep_text else _masked(kept), ensure_ascii=False)
@@ -343,4 +387,7 @@ def _masked(value: Any, key: str = "") -> Any:
 
 def _nonsense(word: str) -> str:
     digest = hashlib.sha256("".join(filter(str.isalnum, word)).encode()).hexdigest()
-    return "".join("abcdefghijklmnop"[int(digest[i % 64], 16)] if c.isalnum() else c for i, c in enumerate(word))
+    return "".join(
+        "abcdefghijklmnop"[int(digest[i % 64], 16)] if c.isalnum() else c
+        for i, c in enumerate(word)
+    )

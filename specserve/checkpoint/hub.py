@@ -30,7 +30,12 @@ def looks_like_a_folder(path: str) -> bool:
     >>> [looks_like_a_folder(p) for p in ("/models/x", "./x", "a/b/c", "Qwen/Qwen3-8B", "gpt2")]
     [True, True, True, False, False]
     """
-    return path.startswith(("/", ".", "~")) or not _HUB_ID.fullmatch(path) or "--" in path or ".." in path
+    return (
+        path.startswith(("/", ".", "~"))
+        or not _HUB_ID.fullmatch(path)
+        or "--" in path
+        or ".." in path
+    )
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,9 @@ class HubRepository:
         response = _get(url, self.token, {"Range": f"bytes={start}-{start + length - 1}"})
         with response:
             response.raise_for_status()
-            skip = 0 if response.status_code == 206 else start  # a server may ignore Range and send it all
+            skip = (
+                0 if response.status_code == 206 else start
+            )  # a server may ignore Range and send it all
             if skip > 1 << 20:
                 raise OSError(f"the server ignores range requests for {name}")
             return _bounded(response, skip + length)[skip:]
@@ -73,12 +80,16 @@ def open_repository(name: str, *, revision: str | None, token: str | None, offli
 
     if offline or constants.HF_HUB_OFFLINE:
         return _from_cache(name, revision, "offline mode is on (HF_HUB_OFFLINE)")
-    url = f"{_endpoint()}/api/models/{name}/revision/{quote(revision or 'main', safe='')}?blobs=true"
+    url = (
+        f"{_endpoint()}/api/models/{name}/revision/{quote(revision or 'main', safe='')}?blobs=true"
+    )
     secret = token or get_token()
     try:
         with _get(url, secret, {}) as response:
             if response.status_code != 200:
-                raise CheckpointRefused([_refusal(name, revision, response, has_token=secret is not None)])
+                raise CheckpointRefused(
+                    [_refusal(name, revision, response, has_token=secret is not None)]
+                )
             body = _bounded(response, MAX_LISTING_BYTES)
     except (requests.RequestException, OSError) as e:
         return _from_cache(name, revision, f"the Hub cannot be reached ({_short(e)})")
@@ -92,12 +103,20 @@ def _listing(name: str, body: bytes) -> tuple[str, dict[str, int]]:
     try:
         info = parse_object(body, what="the Hub's answer")
     except Corrupt as e:
-        raise CheckpointRefused([Finding("hub-unreachable", "error", name, str(e), "check HF_ENDPOINT")]) from None
+        raise CheckpointRefused(
+            [Finding("hub-unreachable", "error", name, str(e), "check HF_ENDPOINT")]
+        ) from None
     siblings = info.get("siblings")
     commit = info.get("sha")
-    if not isinstance(siblings, list) or not isinstance(commit, str) or not re.fullmatch(r"[0-9a-f]{7,64}", commit):
+    if (
+        not isinstance(siblings, list)
+        or not isinstance(commit, str)
+        or not re.fullmatch(r"[0-9a-f]{7,64}", commit)
+    ):
         message = "the Hub's answer has no commit or no files; is this a Hub?"
-        raise CheckpointRefused([Finding("hub-unreachable", "error", name, message, "check HF_ENDPOINT")])
+        raise CheckpointRefused(
+            [Finding("hub-unreachable", "error", name, message, "check HF_ENDPOINT")]
+        )
     return commit, {file: n for file, n in map(_sibling, siblings) if file and "/" not in file}
 
 
@@ -105,14 +124,22 @@ def _sibling(entry: Any) -> tuple[str, int]:
     if not isinstance(entry, dict) or not isinstance(entry.get("rfilename"), str):
         return "", 0
     lfs = entry.get("lfs")
-    n = entry.get("size") if entry.get("size") is not None else (lfs.get("size") if isinstance(lfs, dict) else None)
+    n = (
+        entry.get("size")
+        if entry.get("size") is not None
+        else (lfs.get("size") if isinstance(lfs, dict) else None)
+    )
     return entry["rfilename"], n if isinstance(n, int) and n >= 0 else 0
 
 
-def _refusal(name: str, revision: str | None, response: requests.Response, *, has_token: bool) -> Finding:
+def _refusal(
+    name: str, revision: str | None, response: requests.Response, *, has_token: bool
+) -> Finding:
     code = response.headers.get("X-Error-Code", "")
     if code == "RevisionNotFound":
-        message = f"revision {revision!r} does not exist on the Hub; it must be a commit, tag or branch"
+        message = (
+            f"revision {revision!r} does not exist on the Hub; it must be a commit, tag or branch"
+        )
         return Finding("hub-revision", "error", name, message, "correct the revision")
     if response.status_code in (401, 403) or code == "GatedRepo":
         if has_token:
@@ -125,7 +152,13 @@ def _refusal(name: str, revision: str | None, response: requests.Response, *, ha
     if response.status_code == 404:
         message = "there is neither a folder nor a Hub repository of this name"
         return Finding("checkpoint-missing", "error", name, message, "correct the path")
-    return Finding("hub-unreachable", "error", name, f"the Hub answers {response.status_code}", "try again later")
+    return Finding(
+        "hub-unreachable",
+        "error",
+        name,
+        f"the Hub answers {response.status_code}",
+        "try again later",
+    )
 
 
 def _from_cache(name: str, revision: str | None, reason: str) -> Source:

@@ -43,7 +43,10 @@ class Manifest:
     def to_json(self) -> str:
         """The file's text: stable order, one entry a line."""
         models = {
-            key: {"revision": self.revisions.get(key), "files": {n: asdict(r) for n, r in sorted(files.items())}}
+            key: {
+                "revision": self.revisions.get(key),
+                "files": {n: asdict(r) for n, r in sorted(files.items())},
+            }
             for key, files in self.models.items()
         }
         return json.dumps({"version": 1, "models": models}, indent=2) + "\n"
@@ -77,7 +80,8 @@ def lock(models: Mapping[str, ModelFacts], progress: Progress) -> Manifest:
     for key, facts in models.items():
         folder = _folder(facts)
         recorded[key] = {
-            name: FileRecord(n, sha256(folder / name, progress)) for name, n in files_below(folder).items()
+            name: FileRecord(n, sha256(folder / name, progress))
+            for name, n in files_below(folder).items()
         }
         revisions[key] = facts.revision
     return Manifest(recorded, revisions)
@@ -100,12 +104,22 @@ def read_manifest(path: Path) -> Manifest:
         models = {key: _records(entry["files"]) for key, entry in body["models"].items()}
         revisions = {key: entry.get("revision") for key, entry in body["models"].items()}
     except FileNotFoundError:
-        raise ConfigError("there is no such manifest; it must be made first", where=str(path), fix=fix) from None
+        raise ConfigError(
+            "there is no such manifest; it must be made first", where=str(path), fix=fix
+        ) from None
     except (OSError, Corrupt) as e:
         raise ConfigError(f"the manifest cannot be used: {e}", where=str(path), fix=fix) from None
-    except (KeyError, TypeError, AttributeError, ValueError, OverflowError):  # another shape of JSON
+    except (
+        KeyError,
+        TypeError,
+        AttributeError,
+        ValueError,
+        OverflowError,
+    ):  # another shape of JSON
         raise ConfigError(
-            "the manifest cannot be used: it is not what `models lock` writes", where=str(path), fix=fix
+            "the manifest cannot be used: it is not what `models lock` writes",
+            where=str(path),
+            fix=fix,
         ) from None
     return Manifest(models, revisions)
 
@@ -119,7 +133,9 @@ def _records(files: Mapping[str, Any]) -> dict[str, FileRecord]:
     return records
 
 
-def verify(manifest: Manifest, models: Mapping[str, ModelFacts], progress: Progress | None = None) -> Iterator[Finding]:
+def verify(
+    manifest: Manifest, models: Mapping[str, ModelFacts], progress: Progress | None = None
+) -> Iterator[Finding]:
     """Compare what is there with the manifest: revision, names and sizes, then hashes of what is left.
 
     Without ``progress`` nothing is hashed; that takes milliseconds, and works for a model on the Hub too.
@@ -133,10 +149,15 @@ def verify(manifest: Manifest, models: Mapping[str, ModelFacts], progress: Progr
         sizes = facts.sizes if facts.folder is None else files_below(facts.folder)
         locked = manifest.revisions.get(key)
         if locked and facts.revision and facts.revision != locked:
-            message, fix = f"is at commit {facts.revision}, locked was {locked}", f"set models.{key}.revision: {locked}"
+            message, fix = (
+                f"is at commit {facts.revision}, locked was {locked}",
+                f"set models.{key}.revision: {locked}",
+            )
             yield Finding("lock-mismatch", "error", where, message, fix)
         for name, record in records.items():
-            if facts.folder is None and "/" in name:  # the Hub's listing was read for the top of the repository
+            if (
+                facts.folder is None and "/" in name
+            ):  # the Hub's listing was read for the top of the repository
                 continue
             problem = _size_problem(sizes.get(name), record)
             if problem is None and progress is not None:
@@ -161,7 +182,11 @@ def _hash_problem(path: Path, record: FileRecord, progress: Progress) -> str | N
         digest = sha256(path, progress)
     except OSError as e:
         return f"cannot be read ({e.strerror})"
-    return None if digest == record.sha256 else f"has SHA-256 {digest[:16]}..., locked was {record.sha256[:16]}..."
+    return (
+        None
+        if digest == record.sha256
+        else f"has SHA-256 {digest[:16]}..., locked was {record.sha256[:16]}..."
+    )
 
 
 def against_lock(config: Path, models: Mapping[str, ModelFacts]) -> Iterator[Finding]:
@@ -172,11 +197,16 @@ def against_lock(config: Path, models: Mapping[str, ModelFacts]) -> Iterator[Fin
     try:
         found = list(verify(read_manifest(path), models))
     except ConfigError as e:
-        found = [Finding("lock-mismatch", "error", p.where or str(path), p.message, p.fix) for p in e.problems]
+        found = [
+            Finding("lock-mismatch", "error", p.where or str(path), p.message, p.fix)
+            for p in e.problems
+        ]
     yield from found
     if not found:
         message = "names and sizes of all files are as locked; hashes were not computed"
-        yield Finding("lock-unhashed", "info", str(path), message, f"specserve models verify {config}")
+        yield Finding(
+            "lock-unhashed", "info", str(path), message, f"specserve models verify {config}"
+        )
 
 
 def sha256(path: Path, progress: Progress) -> str:
@@ -189,14 +219,18 @@ def sha256(path: Path, progress: Progress) -> str:
     return digest.hexdigest()
 
 
-def check(facts: ModelFacts, expected: Sha256 | None, key: str, progress: Progress) -> Iterator[Finding]:
+def check(
+    facts: ModelFacts, expected: Sha256 | None, key: str, progress: Progress
+) -> Iterator[Finding]:
     """``models.*.sha256``: one hash for the single weights file, or a map from file to hash."""
     if expected is None:
         return
     where = f"{key}.sha256"
     wanted, problem = _wanted(facts, expected)
     if problem:
-        yield Finding("sha256-unusable", "error", where, problem, "give a map: {model.safetensors: <hash>}")
+        yield Finding(
+            "sha256-unusable", "error", where, problem, "give a map: {model.safetensors: <hash>}"
+        )
         return
     if facts.folder is None:
         message = f"{facts.path} is not on this machine; its files cannot be hashed"
@@ -207,19 +241,34 @@ def check(facts: ModelFacts, expected: Sha256 | None, key: str, progress: Progre
             actual = sha256(facts.folder / name, progress)
         except OSError as e:
             yield Finding(
-                "sha256-mismatch", "error", where, f"{name} cannot be read ({e.strerror})", f"download {name} again"
+                "sha256-mismatch",
+                "error",
+                where,
+                f"{name} cannot be read ({e.strerror})",
+                f"download {name} again",
             )
             continue
         if actual != digest.lower().removeprefix("sha256:"):
             message = f"{name} has SHA-256 {actual}; must be {digest}"
-            yield Finding("sha256-mismatch", "error", where, message, f"download {name} again; do not run this copy")
+            yield Finding(
+                "sha256-mismatch",
+                "error",
+                where,
+                message,
+                f"download {name} again; do not run this copy",
+            )
 
 
 def _wanted(facts: ModelFacts, expected: Sha256) -> tuple[dict[str, str], str | None]:
     if isinstance(expected, dict):
-        outside = [n for n in expected if PurePosixPath(n).is_absolute() or ".." in PurePosixPath(n).parts]
+        outside = [
+            n for n in expected if PurePosixPath(n).is_absolute() or ".." in PurePosixPath(n).parts
+        ]
         return expected, f"{outside[0]!r} is outside the checkpoint" if outside else None
     weights = sorted({t.file for t in (facts.tensors or {}).values()})
     if len(weights) != 1:
-        return {}, f"one hash is given and the weights are {len(weights)} files; each file needs its own"
+        return (
+            {},
+            f"one hash is given and the weights are {len(weights)} files; each file needs its own",
+        )
     return {weights[0]: expected}, None

@@ -37,7 +37,9 @@ def destination(store: Path, path: str, revision: str | None) -> Path:
     >>> str(destination(Path("/models"), "s3://bucket/llm/big/", None))
     '/models/llm--big'
     """
-    parts = [p for p in path.rsplit("://", maxsplit=1)[-1].strip("/").split("/") if p not in (".", "..")]
+    parts = [
+        p for p in path.rsplit("://", maxsplit=1)[-1].strip("/").split("/") if p not in (".", "..")
+    ]
     name = "--".join(parts[-2:])
     return store / (f"{name}@{revision[:12]}" if revision else name)
 
@@ -111,25 +113,40 @@ def from_place(url: str, *, store: Path, progress: Progress) -> Path:
         if not listing:
             raise ConfigError("there is nothing at this place", where=url, fix="correct the path")
         partial = _partial(final, listing)
-        for remote in random.sample(list(listing), len(listing)):  # several pullers begin with different files
+        for remote in random.sample(
+            list(listing), len(listing)
+        ):  # several pullers begin with different files
             if final.exists():
                 break
-            _copy(files, remote, int(listing[remote]["size"]), partial / _inside(remote, root), progress)
+            _copy(
+                files,
+                remote,
+                int(listing[remote]["size"]),
+                partial / _inside(remote, root),
+                progress,
+            )
         _name(partial, final)
     except (OSError, ValueError, ImportError) as e:
         if not final.exists():
             raise _stopped("copy", e, url) from None
     if partial is not None:  # it is there where another puller was faster
         shutil.rmtree(partial, ignore_errors=True)
-    for begun in final.rglob(".partial-*"):  # by a puller that asked for the file just before another named it
+    for begun in final.rglob(
+        ".partial-*"
+    ):  # by a puller that asked for the file just before another named it
         begun.unlink(missing_ok=True)
     return final
 
 
 def _partial(final: Path, listing: Mapping[str, Mapping[str, Any]]) -> Path:
     """The folder to fill. A listing that changed gets another one: two contents never mix in one file."""
-    facts = [[name, info["size"], *(str(info.get(key)) for key in _IDENTITY)] for name, info in sorted(listing.items())]
-    partial = final.with_name(f".partial-{sha256(repr(facts).encode()).hexdigest()[:8]}-{final.name}")
+    facts = [
+        [name, info["size"], *(str(info.get(key)) for key in _IDENTITY)]
+        for name, info in sorted(listing.items())
+    ]
+    partial = final.with_name(
+        f".partial-{sha256(repr(facts).encode()).hexdigest()[:8]}-{final.name}"
+    )
     for old in final.parent.glob(f".partial-????????-{escape(final.name)}"):
         if old != partial:
             shutil.rmtree(old, ignore_errors=True)
@@ -146,7 +163,9 @@ def _name(partial: Path, final: Path) -> None:
 
 
 def _stopped(what: str, error: Exception, where: str) -> ConfigError:
-    return ConfigError(f"the {what} stopped ({error}); what is there is kept", where=where, fix="run it again")
+    return ConfigError(
+        f"the {what} stopped ({error}); what is there is kept", where=where, fix="run it again"
+    )
 
 
 def _inside(remote: str, root: str) -> PurePosixPath:
@@ -162,7 +181,9 @@ def _copy(files: Any, remote: str, size: int, to: Path, progress: Progress) -> N
         return
     to.parent.mkdir(parents=True, exist_ok=True)
     partial = to.with_name(f".partial-{to.name}")
-    descriptor = os.open(partial, os.O_RDWR | os.O_CREAT, 0o666)  # no mode of open() creates and keeps
+    descriptor = os.open(
+        partial, os.O_RDWR | os.O_CREAT, 0o666
+    )  # no mode of open() creates and keeps
     with os.fdopen(descriptor, "r+b") as sink, files.open(remote, "rb") as source:
         synced = at = max(0, os.fstat(descriptor).st_size - _SYNC)
         source.seek(at)

@@ -38,14 +38,21 @@ _TYPES: Mapping[type, tuple[str, ...]] = {
     bool: ("tie_word_embeddings",),
 }  # fmt: skip
 """Keys of config.json that have one type wherever they occur."""
-_IN_WORDS: Mapping[type, str] = {str: "text", list: "a list", dict: "an object", bool: "true or false"}
+_IN_WORDS: Mapping[type, str] = {
+    str: "text",
+    list: "a list",
+    dict: "an object",
+    bool: "true or false",
+}
 _PER_LAYER = ("intermediate_size", "num_key_value_heads", "num_attention_heads")
 _NEVER_ZERO = ("vocab_size", "hidden_size")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _NOT_WEIGHTS = ("adapter_", "training_args", "optimizer", "scheduler", "rng_state")
 
 
-def read(path: str, *, revision: str | None = None, token: str | None = None, offline: bool = False) -> ModelFacts:
+def read(
+    path: str, *, revision: str | None = None, token: str | None = None, offline: bool = False
+) -> ModelFacts:
     """Everything the checks need to know about a checkpoint: a local folder, or a Hub id.
 
     From the Hub only small files and the headers of the weights are fetched. Raises CheckpointRefused.
@@ -104,7 +111,9 @@ def _config_faults(where: str, config: Mapping[str, Any]) -> Iterator[Finding]:
                     yield Finding("config-invalid", "error", place, message, fix)
 
 
-def _sections(config: Mapping[str, Any], prefix: str, depth: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _sections(
+    config: Mapping[str, Any], prefix: str, depth: int
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
     yield prefix, config
     for key, value in config.items():
         if isinstance(value, dict) and depth < 3 and key.endswith(("_config", "model", "_scheme")):
@@ -113,7 +122,9 @@ def _sections(config: Mapping[str, Any], prefix: str, depth: int) -> Iterator[tu
 
 def _is_count(key: str, value: object) -> bool:
     if isinstance(value, list):
-        return key in _PER_LAYER and all(n is None or (type(n) is int and 0 <= n < _LARGEST) for n in value)
+        return key in _PER_LAYER and all(
+            n is None or (type(n) is int and 0 <= n < _LARGEST) for n in value
+        )
     return type(value) is int and _least(key) <= value < _LARGEST
 
 
@@ -147,7 +158,15 @@ def _listing(source: Source) -> Mapping[str, int]:
     if not sizes:
         message = "the folder holds no files; it must hold config.json and the weights"
         raise CheckpointRefused(
-            [Finding("checkpoint-missing", "error", where, message, "correct the path, or download again")]
+            [
+                Finding(
+                    "checkpoint-missing",
+                    "error",
+                    where,
+                    message,
+                    "correct the path, or download again",
+                )
+            ]
         )
     return sizes
 
@@ -158,13 +177,18 @@ def hub_id(path: str) -> str | None:
     >>> hub_id("https://huggingface.co/Qwen/Qwen3-8B/tree/main"), hub_id("hf://a/b"), hub_id("https://x.org/a/b")
     ('Qwen/Qwen3-8B', 'a/b', None)
     """
-    found = re.match(r"(?:hf://|(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/)([\w.-]+/[\w.-]+)", path)
+    found = re.match(
+        r"(?:hf://|(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/)([\w.-]+/[\w.-]+)", path
+    )
     return found[1] if found else None
 
 
 def _absent(where: str) -> Finding:
     if (name := hub_id(where)) is not None:
-        message, fix = "is an address on the Hub; the path must be a folder or a Hub id", f"write {name}"
+        message, fix = (
+            "is an address on the Hub; the path must be a folder or a Hub id",
+            f"write {name}",
+        )
     elif "://" in where:
         message = "is a place to copy from; the path must be a folder or a Hub id"
         fix = "set models.store to a folder, then: specserve models pull CONFIG"
@@ -190,7 +214,13 @@ def _no_config(where: str, sizes: Mapping[str, int]) -> Finding:
         message = "config.json is missing and params.json (Mistral's own format) is not read; config.json must be there"
     else:
         message = "config.json is missing; without it nothing is known about the model"
-    return Finding("config-missing", "error", where, message, "download the whole repository again: hf download ...")
+    return Finding(
+        "config-missing",
+        "error",
+        where,
+        message,
+        "download the whole repository again: hf download ...",
+    )
 
 
 def _gguf(where: str) -> Finding:
@@ -201,7 +231,11 @@ def _gguf(where: str) -> Finding:
 
 
 def _corrupt(where: str, name: str, message: str) -> Finding:
-    fix = "give this user access to it" if message.endswith("(Permission denied)") else f"download {name} again"
+    fix = (
+        "give this user access to it"
+        if message.endswith("(Permission denied)")
+        else f"download {name} again"
+    )
     return Finding("checkpoint-corrupt", "error", f"{where}/{name}", message, fix)
 
 
@@ -219,12 +253,16 @@ def _weights(
         else:
             tensors |= found
         if len(tensors) > MAX_TENSORS:
-            problems.append(_corrupt(source.name, name, f"more than {MAX_TENSORS} tensors in one checkpoint"))
+            problems.append(
+                _corrupt(source.name, name, f"more than {MAX_TENSORS} tensors in one checkpoint")
+            )
             break
     return tensors, sum(t.nbytes for t in tensors.values()), notes
 
 
-def _headers(source: Source, sizes: Mapping[str, int], names: list[str]) -> Iterator[dict[str, TensorFacts] | str]:
+def _headers(
+    source: Source, sizes: Mapping[str, int], names: list[str]
+) -> Iterator[dict[str, TensorFacts] | str]:
     """The header of each file, or what is wrong with it; several requests at a time where the files are remote."""
 
     def one(name: str) -> dict[str, TensorFacts] | str:
@@ -255,7 +293,15 @@ def _weight_files(
     named = {n if isinstance(n, str) else repr(n) for n in weight_map.values()}
     if outside := sorted(n for n in named if not _is_plain(n)):
         message = f"the index names a file outside the checkpoint: {outside[0][:200]!r}; names must be plain"
-        problems.append(Finding("checkpoint-unsafe-path", "error", f"{where}/{INDEX}", message, "do not use this copy"))
+        problems.append(
+            Finding(
+                "checkpoint-unsafe-path",
+                "error",
+                f"{where}/{INDEX}",
+                message,
+                "do not use this copy",
+            )
+        )
         return [], []
     missing = sorted(n for n in named if n not in sizes)
     notes = [_missing_shards(where, missing)] if missing else []
@@ -268,13 +314,20 @@ def _is_plain(name: str) -> bool:
     >>> [_is_plain(n) for n in ("model-1.safetensors", "../x.safetensors", "/etc/passwd", "a\\\\b", "")]
     [True, False, False, False, False]
     """
-    return bool(name) and "\\" not in name and "\0" not in name and PurePosixPath(name).name == name != ".."
+    return (
+        bool(name)
+        and "\\" not in name
+        and "\0" not in name
+        and PurePosixPath(name).name == name != ".."
+    )
 
 
 def _missing_shards(where: str, missing: list[str]) -> Finding:
     more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
     message = f"the index names {missing[0]}{more}, which is not there; every shard must be present"
-    return Finding("weights-missing", "error", where, message, "finish the download of this checkpoint")
+    return Finding(
+        "weights-missing", "error", where, message, "finish the download of this checkpoint"
+    )
 
 
 def _why_no_weights(where: str, sizes: Mapping[str, int]) -> Finding:
@@ -286,11 +339,16 @@ def _why_no_weights(where: str, sizes: Mapping[str, int]) -> Finding:
         fix = "convert to safetensors, or trust it with --skip pickle-weights"
         return Finding("pickle-weights", "error", where, message, fix)
     message = "there are no weights (*.safetensors); the checkpoint must hold them"
-    return Finding("weights-missing", "error", where, message, "finish the download of this checkpoint")
+    return Finding(
+        "weights-missing", "error", where, message, "finish the download of this checkpoint"
+    )
 
 
 def _chat_template(
-    source: Source, sizes: Mapping[str, int], tokenizer: Mapping[str, Any], template_json: Mapping[str, Any]
+    source: Source,
+    sizes: Mapping[str, int],
+    tokenizer: Mapping[str, Any],
+    template_json: Mapping[str, Any],
 ) -> str | None:
     if 0 < sizes.get("chat_template.jinja", 0) <= MAX_CONFIG_BYTES:
         with contextlib.suppress(OSError):
@@ -305,5 +363,9 @@ def _chat_template(
 
 def _default_templates(named: list[Any]) -> Iterator[str]:
     for entry in named:
-        if isinstance(entry, Mapping) and entry.get("name") == "default" and isinstance(entry.get("template"), str):
+        if (
+            isinstance(entry, Mapping)
+            and entry.get("name") == "default"
+            and isinstance(entry.get("template"), str)
+        ):
             yield entry["template"]

@@ -41,7 +41,9 @@ class Corrupt(ValueError):
     """Raised when bytes are not what the format promises; the text completes ``<file>: ...``."""
 
 
-def parse_json(data: bytes, *, what: str = "it", each: Callable[[dict[str, Any]], Any] | None = None) -> Any:
+def parse_json(
+    data: bytes, *, what: str = "it", each: Callable[[dict[str, Any]], Any] | None = None
+) -> Any:
     """JSON from untrusted bytes; any fault is Corrupt. ``each`` replaces every object as soon as it is read.
 
     >>> parse_json(b'{"a": 1}')
@@ -65,7 +67,9 @@ def parse_object(
     return value
 
 
-def read_header(read: Callable[[int, int], bytes], file_size: int, file: str) -> dict[str, TensorFacts]:
+def read_header(
+    read: Callable[[int, int], bytes], file_size: int, file: str
+) -> dict[str, TensorFacts]:
     """Tensors of one file. ``read(start, length)`` returns bytes of it.
 
     Checks: header inside the file and under the limit, known dtypes, offsets inside the data, shape x dtype =
@@ -76,9 +80,13 @@ def read_header(read: Callable[[int, int], bytes], file_size: int, file: str) ->
     start = read(0, _FIRST_READ_BYTES)  # most headers fit: one request each on the Hub
     length = int.from_bytes(start[:8], "little")
     if length > file_size - 8:
-        raise Corrupt(f"the header claims {length} bytes and the file has {file_size}; it is truncated or corrupt")
+        raise Corrupt(
+            f"the header claims {length} bytes and the file has {file_size}; it is truncated or corrupt"
+        )
     if length > MAX_HEADER_BYTES:
-        raise Corrupt(f"the header claims {length} bytes; more than {MAX_HEADER_BYTES} are not read")
+        raise Corrupt(
+            f"the header claims {length} bytes; more than {MAX_HEADER_BYTES} are not read"
+        )
     body = start[8 : 8 + length] if 8 + length <= len(start) else read(8, length)
     tensors = parse_object(body, what="the header", each=_packer())
     tensors.pop("__metadata__", None)
@@ -98,14 +106,20 @@ def _packer() -> Callable[[dict[str, Any]], Any]:
             return entry
         shape = _natural_numbers(entry["shape"])
         dtype = entry["dtype"] if isinstance(entry["dtype"], str) else None
-        return shared.setdefault(dtype, dtype), shared.setdefault(shape, shape), _natural_numbers(entry["data_offsets"])
+        return (
+            shared.setdefault(dtype, dtype),
+            shared.setdefault(shape, shape),
+            _natural_numbers(entry["data_offsets"]),
+        )
 
     return pack
 
 
 def _entry(name: str, entry: object, data_start: int, file_size: int, file: str) -> TensorFacts:
     if not isinstance(entry, tuple):
-        raise Corrupt(f"the header's entry of {name!r} is not an object of dtype, shape and data_offsets")
+        raise Corrupt(
+            f"the header's entry of {name!r} is not an object of dtype, shape and data_offsets"
+        )
     dtype, shape, offsets = entry
     if dtype not in DTYPE_BITS:
         raise Corrupt(f"tensor {name!r} has unknown dtype {dtype!r}")
@@ -116,19 +130,27 @@ def _entry(name: str, entry: object, data_start: int, file_size: int, file: str)
     begin, end = offsets
     if data_start + end > file_size:
         missing = data_start + end - file_size
-        raise Corrupt(f"tensor {name!r} ends {missing} bytes behind the end of the file; it is truncated")
+        raise Corrupt(
+            f"tensor {name!r} ends {missing} bytes behind the end of the file; it is truncated"
+        )
     elements = 1
     for n in shape:
         elements *= n
         if elements > 1 << 62:
             raise Corrupt(f"tensor {name!r} has an absurd shape")
     if (elements * DTYPE_BITS[dtype] + 7) // 8 != end - begin:
-        raise Corrupt(f"tensor {name!r}: shape {list(shape)} of {dtype} does not fill its {end - begin} bytes")
+        raise Corrupt(
+            f"tensor {name!r}: shape {list(shape)} of {dtype} does not fill its {end - begin} bytes"
+        )
     return TensorFacts(dtype, shape, end - begin, file, data_start + begin)
 
 
 def _natural_numbers(value: object) -> tuple[int, ...] | None:
-    if isinstance(value, list) and len(value) <= 64 and all(type(n) is int and 0 <= n < 1 << 62 for n in value):
+    if (
+        isinstance(value, list)
+        and len(value) <= 64
+        and all(type(n) is int and 0 <= n < 1 << 62 for n in value)
+    ):
         return tuple(value)
     return None
 

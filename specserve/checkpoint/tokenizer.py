@@ -19,7 +19,12 @@ from specserve.units import size
 MAX_TOKENIZER_BYTES = 64 * 1024**2
 MAX_TOKENS = 2_000_000
 Kind = Literal["tokenizer.json", "sentencepiece", "tiktoken", "tekken"]
-_SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model.v3")
+_SENTENCEPIECE = (
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tokenizer.model.v3",
+)
 _RULES = ("normalizer", "pre_tokenizer")
 
 
@@ -96,12 +101,16 @@ def _encode_tekken(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
     try:
         from tiktoken import Encoding
     except ImportError:
-        raise NotEncodable("the tiktoken library is not installed (pip install 'specserve[vocab]')") from None
+        raise NotEncodable(
+            "the tiktoken library is not installed (pip install 'specserve[vocab]')"
+        ) from None
     body = parse_object(tokenizer.data)
     specials, entries = _tekken_words(body)
     ranks = {base64.b64decode(e["token_bytes"]): e["rank"] for e in entries}
     pattern = body["config"].get("pattern")
-    native = _guarded(lambda: Encoding("tekken", pat_str=pattern, mergeable_ranks=ranks, special_tokens={}))
+    native = _guarded(
+        lambda: Encoding("tekken", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+    )
     return lambda text: [i + specials for i in _guarded(lambda: native.encode_ordinary(text))]
 
 

@@ -48,7 +48,11 @@ def list_(config: str | None, output: str) -> None:
 
 @alerts.command()
 @_CONFIG
-@click.option("--runbook-base-url", metavar="URL", help="Where the runbook pages are; default alerts.runbook_base_url.")
+@click.option(
+    "--runbook-base-url",
+    metavar="URL",
+    help="Where the runbook pages are; default alerts.runbook_base_url.",
+)
 def rules(config: str | None, runbook_base_url: str | None) -> None:
     """Print the Prometheus rule file for a fleet.
 
@@ -79,7 +83,13 @@ def metrics() -> None:
 
 @alerts.command()
 @click.argument("rules_file", type=click.Path(exists=True, dir_okay=False))
-@click.option("--url", "urls", multiple=True, callback=http_url, help="Server whose /metrics to read; may be repeated.")
+@click.option(
+    "--url",
+    "urls",
+    multiple=True,
+    callback=http_url,
+    help="Server whose /metrics to read; may be repeated.",
+)
 def lint(rules_file: str, urls: tuple[str, ...]) -> None:
     """Check that every series in a rule file is exported.
 
@@ -96,7 +106,9 @@ def lint(rules_file: str, urls: tuple[str, ...]) -> None:
     try:
         text = Path(rules_file).read_text("utf-8")
     except UnicodeDecodeError:
-        raise ConfigError("is not UTF-8 text; must be a Prometheus rule file", where=rules_file) from None
+        raise ConfigError(
+            "is not UTF-8 text; must be a Prometheus rule file", where=rules_file
+        ) from None
     if found := list(problems(text, rules_file, present)):
         raise ConfigError(found)
     click.echo(f"{rules_file}: every series is exported")

@@ -19,33 +19,94 @@ if TYPE_CHECKING:
     from specserve.bench.workload import Workload
     from specserve.config.load import Loaded
 
-_WORKLOADS = ", ".join(sorted(p.stem for p in (Path(__file__).parents[1] / "bench" / "workloads").glob("*.yaml")))
+_WORKLOADS = ", ".join(
+    sorted(p.stem for p in (Path(__file__).parents[1] / "bench" / "workloads").glob("*.yaml"))
+)
 
 
 @click.command()
 @config_command
 @format_option
-@click.option("--workload", "names", multiple=True, help=f"Built-in workload; may be repeated: {_WORKLOADS}.")
-@click.option("--trace", type=click.Path(path_type=Path), help="Your own requests, one JSON object or prompt a line.")
-@click.option("--concurrency", default="1,4,16", show_default=True, help="Requests in flight, comma-separated.")
+@click.option(
+    "--workload", "names", multiple=True, help=f"Built-in workload; may be repeated: {_WORKLOADS}."
+)
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path),
+    help="Your own requests, one JSON object or prompt a line.",
+)
+@click.option(
+    "--concurrency",
+    default="1,4,16",
+    show_default=True,
+    help="Requests in flight, comma-separated.",
+)
 @click.option(
     "--arms",
     default="baseline,speculative",
     show_default=True,
     help="baseline, speculative, or config files; the first is compared with each of the others. --set is for all.",
 )
-@click.option("--prompts", default=16, show_default=True, type=click.IntRange(1), help="Requests in one block.")
-@click.option("--max-tokens", type=click.IntRange(1), help="Tokens of an answer; default: the workload's.")
-@click.option("--repeat", default=1, show_default=True, type=click.IntRange(1, 20), help="Times there and back again.")
-@click.option("--together", is_flag=True, help="Keep both arms running, on two ports; both must fit side by side.")
+@click.option(
+    "--prompts",
+    default=16,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Requests in one block.",
+)
+@click.option(
+    "--max-tokens", type=click.IntRange(1), help="Tokens of an answer; default: the workload's."
+)
+@click.option(
+    "--repeat",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 20),
+    help="Times there and back again.",
+)
+@click.option(
+    "--together",
+    is_flag=True,
+    help="Keep both arms running, on two ports; both must fit side by side.",
+)
 @click.option("--seed", default=0, show_default=True, help="Picks the prompts.")
-@click.option("--completions", is_flag=True, help="Send plain completions: for models without a chat template.")
-@click.option("--url-baseline", callback=http_url, help="Measure a server that already runs, without speculation.")
-@click.option("--url-speculative", callback=http_url, help="Measure a server that already runs, with speculation.")
-@click.option("--slo", help="Also search the highest load within these, e.g. ttft_p99=200ms,tpot_p99=30ms.")
-@click.option("--slo-seconds", default=30.0, show_default=True, type=click.FloatRange(1), help="Length of one probe.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("bench"), show_default=True, help="Output folder.")
-@click.option("--resume", is_flag=True, help="Add what --out lacks: after an interruption, or with a higher --repeat.")
+@click.option(
+    "--completions",
+    is_flag=True,
+    help="Send plain completions: for models without a chat template.",
+)
+@click.option(
+    "--url-baseline",
+    callback=http_url,
+    help="Measure a server that already runs, without speculation.",
+)
+@click.option(
+    "--url-speculative",
+    callback=http_url,
+    help="Measure a server that already runs, with speculation.",
+)
+@click.option(
+    "--slo", help="Also search the highest load within these, e.g. ttft_p99=200ms,tpot_p99=30ms."
+)
+@click.option(
+    "--slo-seconds",
+    default=30.0,
+    show_default=True,
+    type=click.FloatRange(1),
+    help="Length of one probe.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("bench"),
+    show_default=True,
+    help="Output folder.",
+)
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Add what --out lacks: after an interruption, or with a higher --repeat.",
+)
 @interruptible
 def bench(loaded: Loaded, output: str, out: Path, resume: bool, **options: Any) -> None:
     """Measure whether speculation makes CONFIG faster.
@@ -95,12 +156,20 @@ def _arms(loaded: Loaded, names: str, url_off: str | None, url_on: str | None) -
     from specserve.errors import ConfigError
 
     if (url_off is None) != (url_on is None):
-        raise ConfigError("one of --url-baseline and --url-speculative is missing; must be both or none", where="bench")
+        raise ConfigError(
+            "one of --url-baseline and --url-speculative is missing; must be both or none",
+            where="bench",
+        )
     if url_off and url_on:
-        return [ArmSpec("baseline", loaded, url=url_off), ArmSpec("speculative", loaded, url=url_on)]
+        return [
+            ArmSpec("baseline", loaded, url=url_off),
+            ArmSpec("speculative", loaded, url=url_on),
+        ]
     arms = [_arm(loaded, name.strip()) for name in names.split(",")]
     if len(arms) < 2 or len({a.name for a in arms}) < len(arms):
-        raise ConfigError(f"'{names}' must name different arms", where="--arms", fix="--arms baseline,speculative")
+        raise ConfigError(
+            f"'{names}' must name different arms", where="--arms", fix="--arms baseline,speculative"
+        )
     return arms
 
 
@@ -114,7 +183,9 @@ def _arm(loaded: Loaded, name: str) -> ArmSpec:
     if name == "baseline":
         overrides = (*overrides, "speculative_decoding.enabled=false")
     elif name != "speculative":
-        return ArmSpec(Path(name).stem, load(Path(name), environ=os.environ, overrides=overrides), overrides)
+        return ArmSpec(
+            Path(name).stem, load(Path(name), environ=os.environ, overrides=overrides), overrides
+        )
     return ArmSpec(name, load(loaded.path, environ=os.environ, overrides=overrides), overrides)
 
 
@@ -128,7 +199,11 @@ def _moved(spec: ArmSpec, by: int) -> ArmSpec:
     if not by or spec.url is not None:
         return spec
     overrides = (*spec.overrides, f"server.port={spec.loaded.settings.server.port + by}")
-    return replace(spec, loaded=load(spec.loaded.path, environ=os.environ, overrides=overrides), overrides=overrides)
+    return replace(
+        spec,
+        loaded=load(spec.loaded.path, environ=os.environ, overrides=overrides),
+        overrides=overrides,
+    )
 
 
 def _plan(specs: Sequence[ArmSpec], options: dict[str, Any]) -> Plan:
@@ -175,7 +250,9 @@ def _numbers(text: str) -> tuple[int, ...]:
         numbers = ()
     if not numbers or min(numbers) < 1 or len(set(numbers)) != len(numbers):
         raise ConfigError(
-            f"'{text}' must be different whole numbers from 1", where="--concurrency", fix="--concurrency 1,4,16"
+            f"'{text}' must be different whole numbers from 1",
+            where="--concurrency",
+            fix="--concurrency 1,4,16",
         )
     return numbers
 
@@ -189,12 +266,20 @@ def _before(out: Path, resume: bool, now: Result, plan: Plan) -> Result | None:
         return None
     if not resume:
         raise ConfigError(
-            "already holds a result", where=str(out), fix="give another --out, or --resume to add what it lacks"
+            "already holds a result",
+            where=str(out),
+            fix="give another --out, or --resume to add what it lacks",
         )
     before = result.read(path)
     facts = result.differences(before, now)
     if plan.left(before.blocks) is None:
-        facts.append(("blocks", "then in another order, or more", "now as --workload, --concurrency and --repeat say"))
+        facts.append(
+            (
+                "blocks",
+                "then in another order, or more",
+                "now as --workload, --concurrency and --repeat say",
+            )
+        )
     if facts:
         raise ConfigError(
             "holds another benchmark; --resume continues the same one, with the same or a higher --repeat",
@@ -215,7 +300,11 @@ def _say(result: Result, out: Path, output: str) -> None:
     pairs = judge.pairs(result)
     cells = [cell for pair in pairs for cell in judge.cells(pair)]
     if output == "json":
-        click.echo(json.dumps({"result": str(out / "result.json"), "cells": [asdict(c) for c in cells]}, indent=2))
+        click.echo(
+            json.dumps(
+                {"result": str(out / "result.json"), "cells": [asdict(c) for c in cells]}, indent=2
+            )
+        )
     else:
         for pair in pairs:
             if len(pairs) > 1:
@@ -224,9 +313,15 @@ def _say(result: Result, out: Path, output: str) -> None:
                 click.echo(sentence)
         click.echo(f"\nReport: {out / 'report.html'}")
     if cells and all(c.verdict == "unsound" for c in cells):
-        raise Unsound("no cell of this benchmark is sound; no verdict", where=str(out), fix="see the warnings above")
+        raise Unsound(
+            "no cell of this benchmark is sound; no verdict",
+            where=str(out),
+            fix="see the warnings above",
+        )
     if any(a.divergent for a in result.answers) or judge.failed(result):
-        raise Unsound("the arms do not give the same answers; no speedup makes up for that", where=str(out))
+        raise Unsound(
+            "the arms do not give the same answers; no speedup makes up for that", where=str(out)
+        )
 
 
 def write_reports(results: Sequence[Result], out: Path) -> None:
@@ -246,7 +341,12 @@ def write_reports(results: Sequence[Result], out: Path) -> None:
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), default=Path(), help="Folder for report.md and report.html.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path(),
+    help="Folder for report.md and report.html.",
+)
 @click.option(
     "--max-drop",
     type=click.FloatRange(0, 100),
@@ -277,7 +377,9 @@ def trace() -> None:
 @trace.command()
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("destination", type=click.Path(path_type=Path))
-@click.option("--keep-text", is_flag=True, help="Keep prompts as they are; drop only who sent them.")
+@click.option(
+    "--keep-text", is_flag=True, help="Keep prompts as they are; drop only who sent them."
+)
 def redact(source: Path, destination: Path, keep_text: bool) -> None:
     """Drop user ids and content from a trace.
 
@@ -299,9 +401,20 @@ class _Display:
     def __enter__(self) -> _Display:
         if sys.stderr.isatty():
             from rich.console import Console
-            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+            from rich.progress import (
+                BarColumn,
+                Progress,
+                TextColumn,
+                TimeElapsedColumn,
+                TimeRemainingColumn,
+            )
 
-            columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+            )
             self._bar = Progress(*columns, console=Console(stderr=True))
             self._bar.start()
             self._task = self._bar.add_task("starting", total=None)

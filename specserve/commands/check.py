@@ -27,7 +27,12 @@ _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 @click.command("check")
 @config_command
 @format_option
-@click.option("--skip", multiple=True, metavar="CODE", help="Leave out a finding by its code (docs/checks.md).")
+@click.option(
+    "--skip",
+    multiple=True,
+    metavar="CODE",
+    help="Leave out a finding by its code (docs/checks.md).",
+)
 def check(loaded: Loaded, output: str, skip: tuple[str, ...]) -> None:
     """Prove from files alone that CONFIG can work and fit.
 
@@ -81,9 +86,14 @@ def _verdict(report: PreflightReport, settings: Settings) -> str:
     warnings = sum(f.severity == "warning" for f in report.findings)
     noted = f", {warnings} warning{'s' * (warnings > 1)}" if warnings else ""
     if report.ok:
-        return click.style("OK", fg="green", bold=True) + f" {names} ({settings.method or 'no speculation'}){noted}"
+        return (
+            click.style("OK", fg="green", bold=True)
+            + f" {names} ({settings.method or 'no speculation'}){noted}"
+        )
     n = len(report.errors)
-    return click.style("REFUSED", fg="red", bold=True) + f" {names}: {n} error{'s' * (n > 1)}{noted}"
+    return (
+        click.style("REFUSED", fg="red", bold=True) + f" {names}: {n} error{'s' * (n > 1)}{noted}"
+    )
 
 
 @contextmanager

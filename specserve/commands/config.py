@@ -30,7 +30,9 @@ def show(loaded: Loaded, output: str) -> None:
 
     table = rows(loaded)
     if output == "json":
-        click.echo(json.dumps({r.key: {"value": r.value, "source": r.source} for r in table}, indent=2))
+        click.echo(
+            json.dumps({r.key: {"value": r.value, "source": r.source} for r in table}, indent=2)
+        )
         return
     width = max(len(r.key) for r in table)
     for row in table:

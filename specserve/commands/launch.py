@@ -34,12 +34,24 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.command()
 @config_command
 @format_option
-@click.option("--dry-run", is_flag=True, help="Print the engine's command and environment; check and start nothing.")
-@click.option("--skip", multiple=True, metavar="CODE", help="Leave out a preflight finding by its code.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Print the engine's command and environment; check and start nothing.",
+)
+@click.option(
+    "--skip", multiple=True, metavar="CODE", help="Leave out a preflight finding by its code."
+)
 @click.option("--reap", is_flag=True, help="First end what a killed specserve left behind.")
 @click.option("--engine-log", type=_FILE, help="File for the engine's output.")
-@click.option("--calibrate", is_flag=True, help="Keep the engine's own memory figures for the next plan.")
-@click.option("--ready-file", type=_FILE, help="Written as JSON when the server is ready: for scripts that wait.")
+@click.option(
+    "--calibrate", is_flag=True, help="Keep the engine's own memory figures for the next plan."
+)
+@click.option(
+    "--ready-file",
+    type=_FILE,
+    help="Written as JSON when the server is ready: for scripts that wait.",
+)
 @click.pass_context
 def launch(
     context: click.Context,
@@ -66,12 +78,19 @@ def launch(
         show(launching.plan(loaded, environ=os.environ, check=False), output)
         return
     if ready_file is not None and not ready_file.parent.is_dir():
-        raise ConfigError("there is no such folder; must be one to write to", where=f"--ready-file {ready_file}")
+        raise ConfigError(
+            "there is no such folder; must be one to write to", where=f"--ready-file {ready_file}"
+        )
     debug = bool((context.obj or {}).get("debug"))
     run(
         loaded,
         lambda progress: launching.plan(
-            loaded, environ=os.environ, skip=skip, engine_log=engine_log, calibrate=calibrate, progress=progress
+            loaded,
+            environ=os.environ,
+            skip=skip,
+            engine_log=engine_log,
+            calibrate=calibrate,
+            progress=progress,
         ),
         debug=debug,
         reap=reap,
@@ -106,7 +125,9 @@ def run(
     from specserve import log
     from specserve.app import serve
 
-    with Display(animated=sys.stdout.isatty() and sys.stderr.isatty(), ready_file=ready_file) as display:
+    with Display(
+        animated=sys.stdout.isatty() and sys.stderr.isatty(), ready_file=ready_file
+    ) as display:
         # After the display, which puts log lines above its moving line.
         log.setup(debug=debug, secrets=loaded.secrets())
         if display.animated and not debug:
@@ -137,7 +158,10 @@ class Display:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._still()
 
@@ -177,7 +201,9 @@ class Display:
         if self._ready_file is not None:
             try:
                 write_ready(serving, self._ready_file)
-            except OSError as error:  # the server is up; only the script that waits has nothing to read
+            except (
+                OSError
+            ) as error:  # the server is up; only the script that waits has nothing to read
                 _say(f"Warning: {self._ready_file}: cannot be written ({error.strerror})", err=True)
 
     def _still(self) -> None:
@@ -217,9 +243,14 @@ def block(serving: Serving) -> str:
         ("model", serving.model),
         ("method", serving.method or "none, the target alone"),
         ("num_speculative_tokens", serving.num_speculative_tokens),
-        ("KV cache tokens", None if serving.kv_cache_tokens is None else f"{serving.kv_cache_tokens:,}"),
+        (
+            "KV cache tokens",
+            None if serving.kv_cache_tokens is None else f"{serving.kv_cache_tokens:,}",
+        ),
         ("time to ready", duration(serving.ready_seconds)),
         ("sidecar", serving.sidecar_url),
         ("engine log", serving.log),
     ]
-    return "\n".join(["Ready", *(f"  {name:<22}  {value}" for name, value in rows if value is not None)])
+    return "\n".join(
+        ["Ready", *(f"  {name:<22}  {value}" for name, value in rows if value is not None)]
+    )

@@ -88,7 +88,9 @@ def _pull(settings: Settings, path: str, revision: str | None) -> Path:
     store = Path(settings.models.store) if settings.models.store else None
     if "://" in path and checkpoint.hub_id(path) is None:
         if store is None:
-            raise ConfigError("models.store must name the folder to copy to", where=path, fix="set models.store")
+            raise ConfigError(
+                "models.store must name the folder to copy to", where=path, fix="set models.store"
+            )
         with hashing() as progress:
             return pulling.from_place(path, store=store, progress=progress)
     token = settings.models.token
@@ -108,4 +110,7 @@ def _facts(settings: Settings) -> dict[str, ModelFacts]:
     from specserve.checkpoint import read as checkpoint
 
     token = settings.models.token
-    return {key: checkpoint.read(path, revision=rev, token=token) for key, path, rev in _configured(settings)}
+    return {
+        key: checkpoint.read(path, revision=rev, token=token)
+        for key, path, rev in _configured(settings)
+    }

@@ -33,7 +33,11 @@ def config_command(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(loaded=loaded, **kwargs)
 
     wrapper = click.option(
-        "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one key, e.g. --set server.port=9000."
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Override one key, e.g. --set server.port=9000.",
     )(wrapper)
     return click.argument("config", type=click.Path(dir_okay=True))(wrapper)
 
@@ -58,7 +62,9 @@ def interruptible(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+        numbers = [
+            n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN
+        ]
         previous = [(n, signal.signal(n, signal.default_int_handler)) for n in numbers]
         try:
             return function(*args, **kwargs)

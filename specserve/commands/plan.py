@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 @click.command("plan")
 @config_command
 @format_option
-@click.option("--grid", "with_grid", is_flag=True, help="Add a what-if table: context, draft, GPU share.")
+@click.option(
+    "--grid", "with_grid", is_flag=True, help="Add a what-if table: context, draft, GPU share."
+)
 def plan(loaded: Loaded, output: str, with_grid: bool) -> None:
     """Plan the GPU memory of CONFIG, with the draft and without.
 
@@ -40,7 +42,9 @@ def plan(loaded: Loaded, output: str, with_grid: bool) -> None:
     else:
         click.echo(vram_text.render(made))
         if cells:
-            click.echo("\nRequests at once, - where it does not fit\n" + vram_text.render_grid(cells))
+            click.echo(
+                "\nRequests at once, - where it does not fit\n" + vram_text.render_grid(cells)
+            )
     refused = [f for f in of_plan(made) if f.severity == "error"]
     if refused:
         raise PreflightRefused([Problem(f.message, f.where or None, fix=f.fix) for f in refused])

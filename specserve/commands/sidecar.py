@@ -16,7 +16,9 @@ SECONDS = click.FloatRange(min=0, max=3600, min_open=True)
 
 @click.command()
 @config_command
-@click.option("--engine-url", callback=http_url, help="Base URL of the vLLM server; default from CONFIG.")
+@click.option(
+    "--engine-url", callback=http_url, help="Base URL of the vLLM server; default from CONFIG."
+)
 @click.pass_context
 def sidecar(context: click.Context, *, loaded: Loaded, engine_url: str | None) -> None:
     """Watch a running vLLM server: probes, metrics, alerts. Needs no vLLM here.
@@ -50,15 +52,24 @@ def sidecar(context: click.Context, *, loaded: Loaded, engine_url: str | None) -
 @click.command()
 @click.argument("name", type=click.Choice(["live", "ready", "startup"]))
 @click.option(
-    "--url", default="http://127.0.0.1:9400", show_default=True, callback=http_url, help="Where the sidecar listens."
+    "--url",
+    default="http://127.0.0.1:9400",
+    show_default=True,
+    callback=http_url,
+    help="Where the sidecar listens.",
 )
-@click.option("--timeout", default=3.0, show_default=True, type=SECONDS, help="Longest time in seconds.")
+@click.option(
+    "--timeout", default=3.0, show_default=True, type=SECONDS, help="Longest time in seconds."
+)
 def probe(name: str, url: str, timeout: float) -> None:
     """Ask the sidecar for one verdict: live, ready or startup.
 
     For exec probes: exit code 0 for yes, 1 for no or no answer.
     """
-    answer = ask(url.rstrip("/") + {"live": "/livez", "ready": "/readyz", "startup": "/startupz"}[name], timeout)
+    answer = ask(
+        url.rstrip("/") + {"live": "/livez", "ready": "/readyz", "startup": "/startupz"}[name],
+        timeout,
+    )
     if isinstance(answer, str):
         ok, reason = False, f"no answer from {url}: {answer}"
     elif isinstance(answer.get("ok"), bool) and isinstance(answer.get("reason"), str):

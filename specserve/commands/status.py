@@ -43,11 +43,19 @@ _SECONDS = click.FloatRange(min=0.1, max=3600)
 
 @click.command()
 @click.option(
-    "--url", default="http://127.0.0.1:9400", show_default=True, callback=http_url, help="Where the sidecar listens."
+    "--url",
+    default="http://127.0.0.1:9400",
+    show_default=True,
+    callback=http_url,
+    help="Where the sidecar listens.",
 )
 @click.option("--watch", is_flag=True, help="Again every few seconds, until Ctrl-C.")
 @click.option(
-    "--interval", default=2.0, show_default=True, type=_SECONDS, help="Seconds between two looks with --watch."
+    "--interval",
+    default=2.0,
+    show_default=True,
+    type=_SECONDS,
+    help="Seconds between two looks with --watch.",
 )
 @format_option
 def status(url: str, watch: bool, interval: float, output: str) -> None:
@@ -100,11 +108,17 @@ def _parts(found: Mapping[str, Any]) -> list[RenderableType]:
 
     head = Table.grid(padding=(0, 2))
     method = found["method"] or "none (the target alone)"
-    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items() if version)
+    versions = ", ".join(
+        f"{name} {version}" for name, version in found["versions"].items() if version
+    )
     for name, value in (
         ("model", found["model_name"]),
         ("engine", found["engine_url"]),
-        ("method", method + (f", {found['num_speculative_tokens']} tokens per draft" if found["method"] else "")),
+        (
+            "method",
+            method
+            + (f", {found['num_speculative_tokens']} tokens per draft" if found["method"] else ""),
+        ),
         ("versions", versions),
         ("supervisor", found["state"] or "none: something else started the engine"),
         *((name, _checked(found[name])) for name in ("canary", "comparison") if found.get(name)),
@@ -114,8 +128,12 @@ def _parts(found: Mapping[str, Any]) -> list[RenderableType]:
         head.add_row(Text(name, style="dim"), Text(str(value)))
     for name in ("ready", "live", "started"):
         verdict = found[name]
-        word = Text("yes" if verdict["ok"] else "no", style="green" if verdict["ok"] else "bold red")
-        head.add_row(Text(name, style="dim"), Text.assemble(word, ("  " + verdict["reason"], "dim")))
+        word = Text(
+            "yes" if verdict["ok"] else "no", style="green" if verdict["ok"] else "bold red"
+        )
+        head.add_row(
+            Text(name, style="dim"), Text.assemble(word, ("  " + verdict["reason"], "dim"))
+        )
     parts: list[RenderableType] = [head, Text(), _numbers(found["windows"], found["now"])]
     return [*parts, Text(), *_alerts(found["alerts"])]
 
@@ -125,7 +143,11 @@ def _checked(result: Mapping[str, Any]) -> str:
     from specserve.units import percent
 
     rate = result["position0_acceptance"]
-    first = [] if rate is None else [f"{percent(rate)} of the first draft tokens accepted on repetitive text"]
+    first = (
+        []
+        if rate is None
+        else [f"{percent(rate)} of the first draft tokens accepted on repetitive text"]
+    )
     return "; ".join([result["verdict"], *result["reasons"], *first])
 
 
@@ -135,7 +157,12 @@ def _planned(against: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str]
     if tokens is None:
         return []
     planned, measured = tokens["planned"], tokens["measured"]
-    return [("KV cache", f"{measured:,.0f} tokens, planned {planned:,.0f} ({100 * (planned / measured - 1):+.1f} %)")]
+    return [
+        (
+            "KV cache",
+            f"{measured:,.0f} tokens, planned {planned:,.0f} ({100 * (planned / measured - 1):+.1f} %)",
+        )
+    ]
 
 
 def _numbers(windows: Mapping[str, Mapping[str, Any]], now: Mapping[str, float]) -> RenderableType:
@@ -177,10 +204,17 @@ def _alerts(alerts: list[Mapping[str, Any]]) -> list[RenderableType]:
     rows: list[RenderableType] = []
     for alert in alerts:
         style = "bold red" if alert["severity"] == "critical" else "yellow"
-        words = [alert["severity"], alert["state"], *(f"{n} {v}" for n, v in alert["labels"].items())]
+        words = [
+            alert["severity"],
+            alert["state"],
+            *(f"{n} {v}" for n, v in alert["labels"].items()),
+        ]
         words += [f"explained by {alert['inhibited_by']}"] if alert["inhibited_by"] else []
         likely = [f"Likely: {'; '.join(alert['causes'])}"] if alert["causes"] else []
         likely += [f"Runbook: {alert['runbook_url']}"] if alert["runbook_url"] else []
         rows.append(Text.assemble((alert["name"], style), f"  {', '.join(words)}"))
-        rows += [Padding(text, (0, 0, 0, 2)) for text in (alert["summary"], alert["description"], *likely)]
+        rows += [
+            Padding(text, (0, 0, 0, 2))
+            for text in (alert["summary"], alert["description"], *likely)
+        ]
     return rows

@@ -19,14 +19,31 @@ _COLOURS = {"PASS": "green", "FAIL": "red", "SKIP": "yellow"}
 
 @click.command()
 @click.argument("config", required=False, type=click.Path(path_type=Path))
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one key of CONFIG.")
-@click.option("--url", callback=http_url, help="Base URL of the server; default: the one that CONFIG describes.")
-@click.option("--api-key-file", type=click.Path(path_type=Path), help="Key for --url without CONFIG.")
-@click.option("--launch", "start", is_flag=True, help="Launch CONFIG first, and check at the end that it drains.")
-@click.option("--junit", type=click.Path(path_type=Path), help="Also write the outcome as JUnit XML.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one key of CONFIG."
+)
+@click.option(
+    "--url",
+    callback=http_url,
+    help="Base URL of the server; default: the one that CONFIG describes.",
+)
+@click.option(
+    "--api-key-file", type=click.Path(path_type=Path), help="Key for --url without CONFIG."
+)
+@click.option(
+    "--launch",
+    "start",
+    is_flag=True,
+    help="Launch CONFIG first, and check at the end that it drains.",
+)
+@click.option(
+    "--junit", type=click.Path(path_type=Path), help="Also write the outcome as JUnit XML."
+)
 @format_option
 @interruptible
-def verify(config: Path | None, overrides: tuple[str, ...], url: str | None, output: str, **options: Any) -> None:
+def verify(
+    config: Path | None, overrides: tuple[str, ...], url: str | None, output: str, **options: Any
+) -> None:
     """Check that a running server is fit for traffic.
 
     The server of CONFIG, or the one at --url. PASS, FAIL and SKIP lines; exit code 6 on a FAIL.
@@ -37,7 +54,9 @@ def verify(config: Path | None, overrides: tuple[str, ...], url: str | None, out
     loaded = load(config, environ=os.environ, overrides=overrides) if config else None
     if loaded is None and (url is None or options["start"]):
         raise ConfigError(
-            "neither CONFIG nor --url is given; must have one", where="verify", fix="specserve verify --url URL"
+            "neither CONFIG nor --url is given; must have one",
+            where="verify",
+            fix="specserve verify --url URL",
         )
     told = _say if output == "text" else lambda _: None
     if options["start"] and loaded is not None:
@@ -50,7 +69,9 @@ def verify(config: Path | None, overrides: tuple[str, ...], url: str | None, out
 
 
 def _say(outcome: Outcome) -> None:
-    click.echo(f"{click.style(outcome.status, fg=_COLOURS[outcome.status])}  {outcome.name:12} {outcome.message}")
+    click.echo(
+        f"{click.style(outcome.status, fg=_COLOURS[outcome.status])}  {outcome.name:12} {outcome.message}"
+    )
 
 
 def _subject(loaded: Loaded | None, url: str | None, key_file: Path | None) -> Subject:
@@ -58,11 +79,15 @@ def _subject(loaded: Loaded | None, url: str | None, key_file: Path | None) -> S
     from specserve.engine.http.client import EngineClient
 
     settings = loaded.settings if loaded else None
-    key = settings.server.api_key.get_secret_value() if settings and settings.server.api_key else None
+    key = (
+        settings.server.api_key.get_secret_value() if settings and settings.server.api_key else None
+    )
     if key_file is not None:
         key = _key(key_file)
     base = url or (settings.base_url if settings else "")
-    own_certificate = settings is not None and url is None and settings.server.tls.cert_file is not None
+    own_certificate = (
+        settings is not None and url is None and settings.server.tls.cert_file is not None
+    )
     client = EngineClient(base, key, verify=not own_certificate)
     return Subject(client, settings, has_key=key is not None)
 
@@ -73,7 +98,9 @@ def _key(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8").strip()
     except UnicodeDecodeError:
-        raise ConfigError("is not UTF-8 text; must hold the key", where=f"--api-key-file {file}") from None
+        raise ConfigError(
+            "is not UTF-8 text; must hold the key", where=f"--api-key-file {file}"
+        ) from None
 
 
 def _launched(loaded: Loaded, told: Any) -> list[Outcome]:
@@ -105,9 +132,17 @@ def _finish(outcomes: list[Outcome], output: str, junit: Path | None) -> None:
         junit.write_text(_junit(outcomes), encoding="utf-8")
     failed = [o for o in outcomes if o.status == "FAIL"]
     if output == "json":
-        click.echo(json.dumps({"ok": not failed, "checks": [asdict(o) for o in outcomes]}, indent=2))
+        click.echo(
+            json.dumps({"ok": not failed, "checks": [asdict(o) for o in outcomes]}, indent=2)
+        )
     if failed:
-        raise Unsound([Problem(f"{len(failed)} of {len(outcomes)} checks failed; not fit to go live", "verify")])
+        raise Unsound(
+            [
+                Problem(
+                    f"{len(failed)} of {len(outcomes)} checks failed; not fit to go live", "verify"
+                )
+            ]
+        )
 
 
 def _junit(outcomes: list[Outcome]) -> str:

@@ -26,9 +26,12 @@ class Timing(Section):
     """What every rule has."""
 
     enabled: bool = Field(True, description="false switches the alert off.")
-    for_seconds: Duration = Field(120.0, description="Time the condition must hold before the alert fires.")
+    for_seconds: Duration = Field(
+        120.0, description="Time the condition must hold before the alert fires."
+    )
     keep_firing_for_seconds: Duration = Field(
-        120.0, description="Time a firing alert stays after its condition ended or its data went missing."
+        120.0,
+        description="Time a firing alert stays after its condition ended or its data went missing.",
     )
 
 
@@ -54,8 +57,13 @@ def _follow(given: Any, default: Any) -> Any:
             continue
         distance = resolved - usual
         if (threshold - resolved) * distance > 0:
-            moved = round(threshold + distance * (min(1.0, abs(threshold / usual)) if usual else 1.0), 6)
-            return {**given, resolve: min(1.0, moved) if isinstance(default, AcceptanceRate) else moved}
+            moved = round(
+                threshold + distance * (min(1.0, abs(threshold / usual)) if usual else 1.0), 6
+            )
+            return {
+                **given,
+                resolve: min(1.0, moved) if isinstance(default, AcceptanceRate) else moved,
+            }
     return given
 
 
@@ -64,7 +72,9 @@ class Below(Timing):
 
     fire_below: float | None = Field(None, description="Fires below this value; null: never.")
     resolve_above: float | None = Field(None, description=f"Resolves above this value; {_UNSET}.")
-    min_samples: Duration = Field(0.0, description="Sample size in the window below which nothing is said.")
+    min_samples: Duration = Field(
+        0.0, description="Sample size in the window below which nothing is said."
+    )
 
     @model_validator(mode="after")
     def _hysteresis(self) -> Self:
@@ -77,7 +87,9 @@ class Above(Timing):
 
     fire_above: float | None = Field(None, description="Fires above this value; null: never.")
     resolve_below: float | None = Field(None, description=f"Resolves below this value; {_UNSET}.")
-    min_samples: Duration = Field(0.0, description="Sample size in the window below which nothing is said.")
+    min_samples: Duration = Field(
+        0.0, description="Sample size in the window below which nothing is said."
+    )
 
     @model_validator(mode="after")
     def _hysteresis(self) -> Self:
@@ -90,10 +102,13 @@ class AcceptanceRate(Timing):
 
     fire_below: Ratio = Field(0.5, description="Fires below this acceptance rate.")
     resolve_above: Ratio = Field(
-        0.55, description="Resolves above this acceptance rate; unset, it moves along with a higher fire_below."
+        0.55,
+        description="Resolves above this acceptance rate; unset, it moves along with a higher fire_below.",
     )
     window_seconds: Seconds = Field(300.0, description="Window of the rate, weighted by tokens.")
-    min_draft_tokens: Positive = Field(1000, description="Drafted tokens in the window below which nothing is said.")
+    min_draft_tokens: Positive = Field(
+        1000, description="Drafted tokens in the window below which nothing is said."
+    )
 
     @model_validator(mode="after")
     def _hysteresis(self) -> Self:
@@ -101,12 +116,16 @@ class AcceptanceRate(Timing):
         return self
 
 
-def _below(fire: float | None, resolve: float | None, wait: float, what: str, samples: float = 0) -> Any:
+def _below(
+    fire: float | None, resolve: float | None, wait: float, what: str, samples: float = 0
+) -> Any:
     default = Below(fire_below=fire, resolve_above=resolve, for_seconds=wait, min_samples=samples)
     return Field(default, description=what)
 
 
-def _above(fire: float | None, resolve: float | None, wait: float, what: str, samples: float = 0) -> Any:
+def _above(
+    fire: float | None, resolve: float | None, wait: float, what: str, samples: float = 0
+) -> Any:
     default = Above(fire_above=fire, resolve_below=resolve, for_seconds=wait, min_samples=samples)
     return Field(default, description=what)
 
@@ -118,32 +137,58 @@ def _switch(wait: float, what: str, keep: float = 30) -> Any:
 class Rules(Section):
     """The other built-in alerts. A key that is not given keeps the default of that alert."""
 
-    AcceptanceDrift: Below = _below(-0.1, -0.05, 600, "Acceptance rate minus the server's own baseline.", 5000)
+    AcceptanceDrift: Below = _below(
+        -0.1, -0.05, 600, "Acceptance rate minus the server's own baseline.", 5000
+    )
     AcceptanceCollapsed: Below = _below(0.08, 0.2, 60, "Acceptance rate at position 0.", 200)
     SpecOutputMismatch: Timing = _switch(0, "Drafted text was proven not to be the target's own.")
-    AcceptanceSpread: Above = _above(0.25, 0.15, 600, "Highest minus lowest acceptance rate of the engines.", 5000)
-    AcceptanceLengthLow: Below = _below(1.3, 1.4, 600, "Mean acceptance length in tokens (1 + accepted / drafts).", 200)
-    DraftHeadIneffective: Below = _below(0.2, None, 0, "Acceptance at position 0 on the repetitive start-up canary.")
-    DraftPositionsWasted: Below = _below(0.1, 0.15, 1800, "Acceptance rate at the last drafted position.", 1000)
-    SpeculationInactive: Below = _below(1, None, 300, "Draft tokens in 5 minutes, with speculation configured.", 1000)
-    BelowBreakEven: Below = _below(0, 0.02, 600, "Acceptance rate minus break-even; needs a benchmark profile.", 1000)
+    AcceptanceSpread: Above = _above(
+        0.25, 0.15, 600, "Highest minus lowest acceptance rate of the engines.", 5000
+    )
+    AcceptanceLengthLow: Below = _below(
+        1.3, 1.4, 600, "Mean acceptance length in tokens (1 + accepted / drafts).", 200
+    )
+    DraftHeadIneffective: Below = _below(
+        0.2, None, 0, "Acceptance at position 0 on the repetitive start-up canary."
+    )
+    DraftPositionsWasted: Below = _below(
+        0.1, 0.15, 1800, "Acceptance rate at the last drafted position.", 1000
+    )
+    SpeculationInactive: Below = _below(
+        1, None, 300, "Draft tokens in 5 minutes, with speculation configured.", 1000
+    )
+    BelowBreakEven: Below = _below(
+        0, 0.02, 600, "Acceptance rate minus break-even; needs a benchmark profile.", 1000
+    )
     EngineDown: Timing = _switch(15, "The engine does not answer.")
     EngineStalled: Timing = _switch(0, "Work is running and nothing progresses.")
-    EngineRankStalled: Above = _above(120, 30, 0, "Seconds in which one rank of several has requests and stands still.")
+    EngineRankStalled: Above = _above(
+        120, 30, 0, "Seconds in which one rank of several has requests and stands still."
+    )
     EngineStarved: Timing = _switch(60, "Requests wait and none runs.")
     MetricsBlind: Timing = _switch(60, "The engine's metrics cannot be read.")
     QueueBacklog: Above = _above(32, 8, 120, "Requests waiting in the engine.")
     KVCachePressure: Above = _above(0.95, 0.85, 300, "Part of the KV cache in use.")
-    LatencySLOTTFT: Above = _above(None, None, 300, "P90 of the time to first token in seconds; off unless set.", 50)
-    LatencySLOTPOT: Above = _above(None, None, 300, "P90 of the time per output token in seconds; off unless set.", 50)
+    LatencySLOTTFT: Above = _above(
+        None, None, 300, "P90 of the time to first token in seconds; off unless set.", 50
+    )
+    LatencySLOTPOT: Above = _above(
+        None, None, 300, "P90 of the time per output token in seconds; off unless set.", 50
+    )
     ErrorShareHigh: Above = _above(0.05, 0.02, 120, "Part of the answers that are 5xx.", 20)
-    PrefixHitDrop: Below = _below(-0.2, -0.1, 600, "Prefix-cache hit ratio minus the server's own baseline.", 50)
-    LengthFinishJump: Above = _above(0.3, 0.15, 600, "Share of answers cut at max_tokens minus own baseline.", 50)
+    PrefixHitDrop: Below = _below(
+        -0.2, -0.1, 600, "Prefix-cache hit ratio minus the server's own baseline.", 50
+    )
+    LengthFinishJump: Above = _above(
+        0.3, 0.15, 600, "Share of answers cut at max_tokens minus own baseline.", 50
+    )
     SidecarAbsent: Timing = _switch(300, "No sidecar reports; Prometheus only.")
     GPUTemperatureHigh: Above = _above(88, 83, 120, "GPU temperature in degrees Celsius.")
     GPUMemoryHigh: Above = _above(0.985, 0.97, 300, "Part of the GPU memory in use.")
     GPUPowerHigh: Above = _above(None, None, 300, "GPU power as part of its limit; off unless set.")
-    GPUThrottled: Timing = _switch(120, "The GPU holds its clocks down because of heat or a hardware fault.")
+    GPUThrottled: Timing = _switch(
+        120, "The GPU holds its clocks down because of heat or a hardware fault."
+    )
     GPUECCErrors: Timing = _switch(0, "Uncorrected ECC errors since the driver was loaded.")
 
     @field_validator("*", mode="before")
@@ -162,12 +207,17 @@ class CustomRule(Timing):
     name: AlertName = Field(description="Name of the alert, in CapWords.")
     metric: str = Field(description="A specserve_* family; `specserve alerts metrics` prints them.")
     labels: dict[LabelName, str] = Field(
-        default_factory=dict, description="Labels to match; one alert for each combination of the others."
+        default_factory=dict,
+        description="Labels to match; one alert for each combination of the others.",
     )
     fire_below: float | None = Field(None, description="Fires below this value.")
-    resolve_above: float | None = Field(None, description="Resolves above this value; null: fire_below.")
+    resolve_above: float | None = Field(
+        None, description="Resolves above this value; null: fire_below."
+    )
     fire_above: float | None = Field(None, description="Fires above this value.")
-    resolve_below: float | None = Field(None, description="Resolves below this value; null: fire_above.")
+    resolve_below: float | None = Field(
+        None, description="Resolves below this value; null: fire_above."
+    )
     severity: Severity = Field("warning", description="critical, warning or info.")
     summary: str = Field("", max_length=300, description="One sentence for the notification.")
     runbook_url: str | None = Field(None, description="Where to read on.")
@@ -177,7 +227,11 @@ class CustomRule(Timing):
         family = families.FAMILIES.get(self.metric)
         if family is None:
             near = difflib.get_close_matches(self.metric, families.FAMILIES, n=1)
-            hint = f"; did you mean '{near[0]}'?" if near else "; `specserve alerts metrics` prints them"
+            hint = (
+                f"; did you mean '{near[0]}'?"
+                if near
+                else "; `specserve alerts metrics` prints them"
+            )
             raise ValueError(f"unknown metric '{self.metric}'{hint}")
         if wrong := sorted(set(self.labels) - set(family.labels)):
             has = ", ".join(family.labels) or "no labels"
@@ -213,7 +267,9 @@ class WebhookReceiver(Section):
 
     type: Literal["webhook"] = Field(description="Kind of receiver.")
     url: str = Field(pattern=r"^https?://", description="URL that receives a POST with JSON.")
-    secret: Secret | None = Field(None, description="Key of the HMAC-SHA256 signature; prefer secret_file.")
+    secret: Secret | None = Field(
+        None, description="Key of the HMAC-SHA256 signature; prefer secret_file."
+    )
     secret_file: FilePath | None = Field(None, description="File that holds the signing key.")
     bearer_token: Secret | None = Field(
         None, description="Token for the Authorization header; prefer bearer_token_file."
@@ -229,23 +285,35 @@ class SlackReceiver(Section):
     url_file: FilePath | None = Field(None, description="File that holds the webhook URL.")
 
 
-Receiver = Annotated[AlertmanagerReceiver | WebhookReceiver | SlackReceiver, Field(discriminator="type")]
+Receiver = Annotated[
+    AlertmanagerReceiver | WebhookReceiver | SlackReceiver, Field(discriminator="type")
+]
 
 
 class Alerts(Section):
     """Alerts and their receivers."""
 
-    acceptance_rate: AcceptanceRate = Field(default_factory=AcceptanceRate, description="AcceptanceRateLow.")
-    rules: Rules = Field(default_factory=Rules, description="Thresholds of the other built-in alerts.")
-    custom: list[CustomRule] = Field(default_factory=list, description="Own rules over any exported number.")
-    notify: list[Receiver] = Field(default_factory=list, description="Receivers of firing and resolved alerts.")
+    acceptance_rate: AcceptanceRate = Field(
+        default_factory=AcceptanceRate, description="AcceptanceRateLow."
+    )
+    rules: Rules = Field(
+        default_factory=Rules, description="Thresholds of the other built-in alerts."
+    )
+    custom: list[CustomRule] = Field(
+        default_factory=list, description="Own rules over any exported number."
+    )
+    notify: list[Receiver] = Field(
+        default_factory=list, description="Receivers of firing and resolved alerts."
+    )
     repeat_interval_seconds: Seconds = Field(
         14400.0, description="Webhook and Slack hear of an alert that still fires this often."
     )
     labels: dict[LabelName, str] = Field(
         default_factory=dict, description="Labels on every notification, e.g. {cluster: a}."
     )
-    runbook_base_url: str = Field("docs/runbooks", description="Where the runbook pages are; a link in notifications.")
+    runbook_base_url: str = Field(
+        "docs/runbooks", description="Where the runbook pages are; a link in notifications."
+    )
 
     @field_validator("acceptance_rate", mode="before")
     @classmethod
@@ -257,11 +325,15 @@ class Alerts(Section):
         seen = {"AcceptanceRateLow", *Rules.model_fields}
         for custom in self.custom:
             if custom.name in seen:
-                raise ValueError(f"alert '{custom.name}' exists already; a custom rule needs a name of its own")
+                raise ValueError(
+                    f"alert '{custom.name}' exists already; a custom rule needs a name of its own"
+                )
             seen.add(custom.name)
             window = custom.labels.get("window")
             known = sorted({*families.WINDOWS, self.acceptance_rate.window_seconds})
             if window is not None and window not in map(families.window_label, known):
                 names = ", ".join(map(families.window_label, known))
-                raise ValueError(f"custom rule '{custom.name}': there is no window '{window}'; there are {names}")
+                raise ValueError(
+                    f"custom rule '{custom.name}': there is no window '{window}'; there are {names}"
+                )
         return self

@@ -22,7 +22,9 @@ def _host(text: str) -> str:
     if re.match(r"\w+://", bare):
         raise ValueError(f"{text!r} is a URL; must be an address alone")
     if re.fullmatch(r"[^:]+:\d*|\[.*\]:\d*", bare):
-        raise ValueError(f"{text!r} has a port, which has a key of its own; must be an address alone")
+        raise ValueError(
+            f"{text!r} has a port, which has a key of its own; must be an address alone"
+        )
     if not bare or re.search(r"[\s/]", bare):
         raise ValueError(f"{text!r} is none; must be an address or a name")
     return bare.removeprefix("[").removesuffix("]")
@@ -42,4 +44,6 @@ Secret = Annotated[SecretStr, AfterValidator(lambda s: SecretStr(s.get_secret_va
 class Section(BaseModel):
     """A section of the config file. Unknown keys are an error, values never change after loading."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True
+    )

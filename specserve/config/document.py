@@ -91,7 +91,9 @@ def read(path: Path, environ: Mapping[str, str]) -> Document:
     return doc
 
 
-def read_value(text: str, path: KeyPath, place: str, environ: Mapping[str, str]) -> tuple[Any, Document]:
+def read_value(
+    text: str, path: KeyPath, place: str, environ: Mapping[str, str]
+) -> tuple[Any, Document]:
     """One value that stands alone, as in ``--set KEY=VALUE``: YAML, variables replaced as in a file.
 
     A plain text is taken whole, and so is one that YAML cannot read (``a: b: c``); quotes around it are YAML's. The
@@ -104,7 +106,9 @@ def read_value(text: str, path: KeyPath, place: str, environ: Mapping[str, str])
             node = yaml.compose(bare, Loader=yaml.SafeLoader)
         except (yaml.YAMLError, RecursionError):
             if bare.startswith(("{", "[", "'", '"')):
-                doc.problems.append(Problem("has a value that is not valid YAML", place, fix="quote the value"))
+                doc.problems.append(
+                    Problem("has a value that is not valid YAML", place, fix="quote the value")
+                )
                 return None, doc
     is_quoted = isinstance(node, yaml.ScalarNode) and node.style is not None
     if isinstance(node, yaml.ScalarNode) and node.tag in _TEXTS and not is_quoted:
@@ -120,7 +124,9 @@ def _text(path: Path) -> str:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        raise ConfigError("no such file", where=name, fix="give the path of a config file") from None
+        raise ConfigError(
+            "no such file", where=name, fix="give the path of a config file"
+        ) from None
     except IsADirectoryError:
         raise ConfigError("is a folder; must be a YAML file", where=name) from None
     except OSError as error:
@@ -139,12 +145,16 @@ def _compose(text: str, name: str) -> yaml.Node | None:
         return yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise ConfigError(f"character {error.character!r} is not allowed in YAML", where=f"{name}:{line}") from None
+        raise ConfigError(
+            f"character {error.character!r} is not allowed in YAML", where=f"{name}:{line}"
+        ) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = " ".join(part for part in (error.context, error.problem) if part)
         hint = (
-            "indent with spaces, not tabs" if "\\t" in what else "check indentation, colons and quotes near this line"
+            "indent with spaces, not tabs"
+            if "\\t" in what
+            else "check indentation, colons and quotes near this line"
         )
         raise ConfigError(
             f"not valid YAML: {what}", where=f"{name}:{mark.line + 1}" if mark else name, fix=hint
@@ -185,7 +195,8 @@ class _Walk:
         self.count += 1
         if self.count > MAX_VALUES or len(path) > MAX_DEPTH:
             raise ConfigError(
-                "expands to too many or too deeply nested values; must be a config file", where=self.doc.place(path)
+                "expands to too many or too deeply nested values; must be a config file",
+                where=self.doc.place(path),
             )
         if isinstance(node, yaml.MappingNode):
             return self.mapping(node, path)
@@ -203,7 +214,10 @@ class _Walk:
                 continue
             here = (*path, key)
             if key in out:
-                self.problem(key_node, f"key '{dotted(here)}' stands here again; first on line {self.doc.lines[here]}")
+                self.problem(
+                    key_node,
+                    f"key '{dotted(here)}' stands here again; first on line {self.doc.lines[here]}",
+                )
                 continue
             self.doc.lines[here] = key_node.start_mark.line + 1
             out[key] = self.value(value_node, here)
@@ -239,11 +253,16 @@ class _Walk:
         try:
             value = self.scalars.construct_object(node)
         except (yaml.YAMLError, ValueError, OverflowError):
-            self.problem(node, f"'{dotted(path)}' is {text!r}, which YAML cannot read as {node.tag.rsplit(':', 1)[-1]}")
+            self.problem(
+                node,
+                f"'{dotted(path)}' is {text!r}, which YAML cannot read as {node.tag.rsplit(':', 1)[-1]}",
+            )
             return None
         if isinstance(value, float) and not math.isfinite(value):
             self.problem(
-                node, f"'{dotted(path)}' is {text}; must be a finite number", f"quote it where '{text}' is a text"
+                node,
+                f"'{dotted(path)}' is {text}; must be a finite number",
+                f"quote it where '{text}' is a text",
             )
             return None
         return value

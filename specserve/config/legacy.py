@@ -21,9 +21,15 @@ _OTHER_SERVERS = (
         f"write '{_SPEC}.num_speculative_tokens'",
         "speculative_num_steps speculative_num_draft_tokens max_draft_len speculate",
     ),
-    (f"write '{_SPEC}.num_speculative_tokens'", "num_assistant_tokens num_draft_tokens draft_length n_draft draft_max"),
+    (
+        f"write '{_SPEC}.num_speculative_tokens'",
+        "num_assistant_tokens num_draft_tokens draft_length n_draft draft_max",
+    ),
     (f"write '{_SPEC}.num_speculative_tokens'", "gamma k lookahead"),
-    (f"write '{_DRAFT}.path'", "speculative_draft_model_path speculative_model_dir model_draft assistant_model"),
+    (
+        f"write '{_DRAFT}.path'",
+        "speculative_draft_model_path speculative_model_dir model_draft assistant_model",
+    ),
     (f"write '{_TARGET}.path'", "model_path model_id model_name_or_path"),
     (f"write '{_TARGET}.tensor_parallel_size'", "tp tp_size num_shard num_gpus"),
     ("write 'engine.gpu_memory_utilization'", "mem_fraction_static gpu_memory_fraction"),
@@ -32,7 +38,10 @@ _OTHER_SERVERS = (
     ("write 'server.max_concurrent_requests'", "max_concurrent_requests"),
     ("remove it: vLLM drafts one sequence, not a tree", "speculative_eagle_topk"),
     ("remove it: vLLM drafts as many tokens in every step", "draft_min draft_p_min"),
-    ("remove it: the target decides; to be told, set 'alerts.acceptance_rate.fire_below'", "acceptance_threshold"),
+    (
+        "remove it: the target decides; to be told, set 'alerts.acceptance_rate.fire_below'",
+        "acceptance_threshold",
+    ),
     ("remove it: vLLM keeps whole models in GPU memory", "n_gpu_layers gpu_layers_draft"),
     ("remove it: clients send it with each request", "temperature top_p top_k max_tokens"),
 )
@@ -147,6 +156,9 @@ def in_extra_args(extra_args: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key in extra_args:
         name = normal(key)
         if name in OWN_FLAGS:
-            yield key, f"vLLM's '--{name.replace('_', '-')}' has a key of its own; write '{OWN_FLAGS[name]}'"
+            yield (
+                key,
+                f"vLLM's '--{name.replace('_', '-')}' has a key of its own; write '{OWN_FLAGS[name]}'",
+            )
         elif name in TODAY:
             yield key, f"'{key}' does not belong here; {TODAY[name]}"

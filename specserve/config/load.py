@@ -25,7 +25,9 @@ PREFIX = "SPECSERVE_"
 MOST_LISTED = 10
 """Keys that a sentence lists; with more of them it names the page."""
 _ITEM = re.compile(r"\[(\d+)\]")
-_NOT_OURS = re.compile(r"_SERVICE_(HOST|PORT)|_PORT(_\d+_(TCP|UDP|SCTP)|=\w+://)|^SPECSERVE_(REPAIRS|CACHE)=")
+_NOT_OURS = re.compile(
+    r"_SERVICE_(HOST|PORT)|_PORT(_\d+_(TCP|UDP|SCTP)|=\w+://)|^SPECSERVE_(REPAIRS|CACHE)="
+)
 """NAME=VALUE with which Kubernetes describes a Service named ``specserve`` to every pod: they look like ours."""
 
 _SECTIONS = tuple(Settings.model_fields)
@@ -65,7 +67,9 @@ class _Cascade:
         out: KeyPath = ()
         for part in path:
             if isinstance(here, list) and part not in map(str, range(len(here))):
-                held = {0: "nothing", 1: "item 0 alone"}.get(len(here), f"items 0 to {len(here) - 1}")
+                held = {0: "nothing", 1: "item 0 alone"}.get(
+                    len(here), f"items 0 to {len(here) - 1}"
+                )
                 return out, f"'{dotted(out)}' is a list with {held}; there is no '{part}' in it"
             out = (*out, int(part) if isinstance(here, list) else part)
             here = _inside(here, out[-1])
@@ -109,7 +113,9 @@ def load(path: Path, *, environ: Mapping[str, str], overrides: Sequence[str] = (
     for entry in [*_from_environment(environ, warnings), *_from_overrides(overrides, problems)]:
         key_path, wrong = cascade.resolve(entry.path)
         if wrong is not None:
-            problems.append(Problem(wrong, entry.place, fix=f"give the whole list as '{dotted(key_path)}'"))
+            problems.append(
+                Problem(wrong, entry.place, fix=f"give the whole list as '{dotted(key_path)}'")
+            )
             continue
         value, said = read_value(entry.text, key_path, entry.place, environ)
         problems += said.problems
@@ -170,7 +176,13 @@ def _spelled(parts: Sequence[str]) -> list[str]:
 
 def _own_name(path: Sequence[str]) -> int:
     """How many parts of a path stand before a name of the user's that may hold any character."""
-    free = 2 if list(path[:2]) == ["engine", "env"] else 3 if path[0] == "models" and path[2:3] == ["sha256"] else 99
+    free = (
+        2
+        if list(path[:2]) == ["engine", "env"]
+        else 3
+        if path[0] == "models" and path[2:3] == ["sha256"]
+        else 99
+    )
     return min(free, len(path))
 
 
@@ -179,7 +191,9 @@ def _from_overrides(overrides: Sequence[str], problems: list[Problem]) -> Iterat
         key, equals, value = text.partition("=")
         path = key.strip().split(".")
         if not equals or not all(path):
-            problems.append(Problem("is not KEY=VALUE", f"--set {text}", fix="e.g. --set server.port=9000"))
+            problems.append(
+                Problem("is not KEY=VALUE", f"--set {text}", fix="e.g. --set server.port=9000")
+            )
             continue
         own = _own_name(path)
         keys = _ITEM.sub(r".\1", ".".join(path[:own])).split(".")
@@ -275,7 +289,9 @@ def _unknown_key(path: KeyPath, where: str) -> Problem:
     return Problem(f"unknown key '{dotted(path)}'; {tail}", where)
 
 
-def _read_secret_files(section: BaseModel, path: KeyPath, cascade: _Cascade, problems: list[Problem]) -> Any:
+def _read_secret_files(
+    section: BaseModel, path: KeyPath, cascade: _Cascade, problems: list[Problem]
+) -> Any:
     """The section with every ``X_file`` read into its ``X``."""
     update: dict[str, Any] = {}
     for name in type(section).model_fields:
@@ -284,9 +300,15 @@ def _read_secret_files(section: BaseModel, path: KeyPath, cascade: _Cascade, pro
         if isinstance(value, BaseModel):
             update[name] = _read_secret_files(value, here, cascade, problems)
         elif isinstance(value, list) and any(isinstance(v, BaseModel) for v in value):
-            update[name] = [_read_secret_files(v, (*here, i), cascade, problems) for i, v in enumerate(value)]
-        elif name.endswith("_file") and name[:-5] in type(section).model_fields and value is not None:
-            secret = _secret(value, getattr(section, name[:-5]), here, cascade.place(here), problems)
+            update[name] = [
+                _read_secret_files(v, (*here, i), cascade, problems) for i, v in enumerate(value)
+            ]
+        elif (
+            name.endswith("_file") and name[:-5] in type(section).model_fields and value is not None
+        ):
+            secret = _secret(
+                value, getattr(section, name[:-5]), here, cascade.place(here), problems
+            )
             if secret is not None:
                 update[name[:-5]] = secret
     return section.model_copy(update=update) if update else section
@@ -306,7 +328,9 @@ def _secret(
         problems.append(Problem(f"'{key}' names {file}, which cannot be read: {reason}", where))
         return None
     if not text:
-        problems.append(Problem(f"'{key}' names {file}, which is empty; must hold the secret", where))
+        problems.append(
+            Problem(f"'{key}' names {file}, which is empty; must hold the secret", where)
+        )
         return None
     return SecretStr(text)
 

@@ -64,7 +64,11 @@ def _is_loopback(host: str) -> bool:
 
 def _server(settings: Settings) -> Iterator[Complaint]:
     server = settings.server
-    if not _is_loopback(server.host) and server.api_key is None and not server.allow_unauthenticated:
+    if (
+        not _is_loopback(server.host)
+        and server.api_key is None
+        and not server.allow_unauthenticated
+    ):
         yield Complaint(
             ("server", "host"),
             f"'server.host' is {server.host!r} and no API key is set; anyone who reaches the port could use the model",
@@ -72,7 +76,9 @@ def _server(settings: Settings) -> Iterator[Complaint]:
         )
     if (server.tls.cert_file is None) != (server.tls.key_file is None):
         missing = "key_file" if server.tls.key_file is None else "cert_file"
-        yield Complaint(("server", "tls"), f"'server.tls.{missing}' is missing; TLS needs certificate and key")
+        yield Complaint(
+            ("server", "tls"), f"'server.tls.{missing}' is missing; TLS needs certificate and key"
+        )
     if settings.sidecar.enabled and settings.sidecar.port == server.port:
         yield Complaint(
             ("server", "port"),
@@ -85,7 +91,11 @@ def _engine(settings: Settings) -> Iterator[Complaint]:
     engine = settings.engine
     for key, sentence in legacy.in_extra_args(engine.extra_args):
         yield Complaint(("engine", "extra_args", key), sentence)
-    if engine.max_num_seqs and engine.max_num_batched_tokens and engine.max_num_batched_tokens < engine.max_num_seqs:
+    if (
+        engine.max_num_seqs
+        and engine.max_num_batched_tokens
+        and engine.max_num_batched_tokens < engine.max_num_seqs
+    ):
         yield Complaint(
             ("engine", "max_num_batched_tokens"),
             f"'max_num_batched_tokens' is {engine.max_num_batched_tokens}; must be at least max_num_seqs "
@@ -108,13 +118,16 @@ def _nodes(settings: Settings) -> Iterator[Complaint]:
         )
     if engine.node_count > 1 and engine.leader_address is None:
         yield Complaint(
-            ("engine", "leader_address"), "'leader_address' is missing; several nodes must know where node 0 is"
+            ("engine", "leader_address"),
+            "'leader_address' is missing; several nodes must know where node 0 is",
         )
 
 
 def _receivers(settings: Settings) -> Iterator[Complaint]:
     for i, receiver in enumerate(settings.alerts.notify):
-        url = receiver.url.get_secret_value() if isinstance(receiver.url, SecretStr) else receiver.url
+        url = (
+            receiver.url.get_secret_value() if isinstance(receiver.url, SecretStr) else receiver.url
+        )
         if url is None:
             yield Complaint(("alerts", "notify", i), "a slack receiver has no URL; set 'url_file'")
         elif url and not _is_url(url):
@@ -158,7 +171,9 @@ def _secrets(settings: Settings) -> Iterator[Complaint]:
                 f"'{dotted(path)}' is empty; must hold the secret",
                 "set the variable that it comes from, or write null for none",
             )
-        elif name in ("api_key", "hub_token", "bearer_token") and not (secret.isascii() and secret.isprintable()):
+        elif name in ("api_key", "hub_token", "bearer_token") and not (
+            secret.isascii() and secret.isprintable()
+        ):
             yield Complaint(
                 path,
                 f"'{name}' has a character that no HTTP header may carry; must be printable ASCII on one line",
@@ -167,7 +182,11 @@ def _secrets(settings: Settings) -> Iterator[Complaint]:
 
 
 def _method(settings: Settings) -> Iterator[Complaint]:
-    spec, method, draft = settings.speculative_decoding, settings.method, settings.models.draft_model
+    spec, method, draft = (
+        settings.speculative_decoding,
+        settings.method,
+        settings.models.draft_model,
+    )
     if method is None:
         yield Complaint(
             (_SPEC,),
@@ -197,7 +216,8 @@ def _method(settings: Settings) -> Iterator[Complaint]:
     low, high = spec.prompt_lookup_min, spec.prompt_lookup_max
     if low is not None and high is not None and low > high:
         yield Complaint(
-            (_SPEC, "prompt_lookup_min"), f"'prompt_lookup_min' is {low}; must be at most prompt_lookup_max ({high})"
+            (_SPEC, "prompt_lookup_min"),
+            f"'prompt_lookup_min' is {low}; must be at most prompt_lookup_max ({high})",
         )
     if spec.use_heterogeneous_vocab and spec.draft_sample_method == "probabilistic":
         yield Complaint(
@@ -207,7 +227,11 @@ def _method(settings: Settings) -> Iterator[Complaint]:
 
 
 def _draft(settings: Settings) -> Iterator[Complaint]:
-    target, draft, method = settings.models.target_model, settings.models.draft_model, settings.method
+    target, draft, method = (
+        settings.models.target_model,
+        settings.models.draft_model,
+        settings.method,
+    )
     if draft is None or method in WITHOUT_DRAFT:
         return
     if (
@@ -215,7 +239,10 @@ def _draft(settings: Settings) -> Iterator[Complaint]:
         and draft.revision == target.revision
         and method in NEEDS_DRAFT
     ):
-        yield Complaint(("models", "draft_model", "path"), "the draft is the target itself; must be another checkpoint")
+        yield Complaint(
+            ("models", "draft_model", "path"),
+            "the draft is the target itself; must be another checkpoint",
+        )
     yield from _draft_dtype(settings)
     tp, wanted = target.tensor_parallel_size, draft.tensor_parallel_size
     if wanted is None or wanted == tp:
@@ -223,7 +250,8 @@ def _draft(settings: Settings) -> Iterator[Complaint]:
     if wanted != 1:
         yield Complaint(
             ("models", "draft_model", "tensor_parallel_size"),
-            f"draft TP is {wanted}; must be the target's ({tp})" + ("" if method == "draft_model" else " or 1"),
+            f"draft TP is {wanted}; must be the target's ({tp})"
+            + ("" if method == "draft_model" else " or 1"),
             "remove models.draft_model.tensor_parallel_size",
         )
     elif method == "draft_model":
@@ -238,7 +266,11 @@ def _draft(settings: Settings) -> Iterator[Complaint]:
 def _draft_dtype(settings: Settings) -> Iterator[Complaint]:
     target: str = settings.models.target_model.dtype
     draft: str | None = settings.models.draft_model.dtype if settings.models.draft_model else None
-    if draft is None or draft == "auto" or _SAME_DTYPE.get(draft, draft) == _SAME_DTYPE.get(target, target):
+    if (
+        draft is None
+        or draft == "auto"
+        or _SAME_DTYPE.get(draft, draft) == _SAME_DTYPE.get(target, target)
+    ):
         return
     path: KeyPath = ("models", "draft_model", "dtype")
     if target == "auto":
@@ -261,7 +293,8 @@ def _schedule(settings: Settings) -> Iterator[Complaint]:
     spec, path = settings.speculative_decoding, (_SPEC, "schedule")
     if spec.schedule is not None and spec.max_batch_size is not None:
         yield Complaint(
-            (_SPEC, "max_batch_size"), "'schedule' and 'max_batch_size' are both set; keep one, the schedule says more"
+            (_SPEC, "max_batch_size"),
+            "'schedule' and 'max_batch_size' are both set; keep one, the schedule says more",
         )
     length = settings.engine.max_model_len
     if length is not None and spec.num_speculative_tokens >= length:
@@ -281,7 +314,9 @@ def _schedule(settings: Settings) -> Iterator[Complaint]:
         return
     if not spec.schedule:
         yield Complaint(
-            path, "'schedule' is empty; must have rows [first, last, tokens]", "remove it to speculate always"
+            path,
+            "'schedule' is empty; must have rows [first, last, tokens]",
+            "remove it to speculate always",
         )
         return
     last, limit = 0, spec.num_speculative_tokens
@@ -293,7 +328,10 @@ def _schedule(settings: Settings) -> Iterator[Complaint]:
                 f"{row} of 'schedule' starts at {first}; must start at {last + 1}, right after the row before",
             )
         if final < first:
-            yield Complaint((*path, i), f"{row} of 'schedule' ends before it starts; must be [first, last, tokens]")
+            yield Complaint(
+                (*path, i),
+                f"{row} of 'schedule' ends before it starts; must be [first, last, tokens]",
+            )
         if not 0 <= tokens <= spec.num_speculative_tokens:
             yield Complaint(
                 (*path, i),

@@ -21,7 +21,9 @@ class Settings(Section):
         default_factory=SpeculativeDecoding, description="Whether, how and how far to speculate."
     )
     engine: Engine = Field(default_factory=Engine, description="How vLLM runs.")
-    hardware: Hardware = Field(default_factory=Hardware, description="What-if hardware; absent means: detect.")
+    hardware: Hardware = Field(
+        default_factory=Hardware, description="What-if hardware; absent means: detect."
+    )
     sidecar: Sidecar = Field(default_factory=Sidecar, description="The watcher beside the engine.")
     alerts: Alerts = Field(default_factory=Alerts, description="Alerts and their receivers.")
 
@@ -37,7 +39,11 @@ class Settings(Section):
     def uses_draft_model(self) -> bool:
         """Whether a second checkpoint is loaded."""
         method = self.method
-        return method is not None and method not in WITHOUT_DRAFT and self.models.draft_model is not None
+        return (
+            method is not None
+            and method not in WITHOUT_DRAFT
+            and self.models.draft_model is not None
+        )
 
     @property
     def served_model_name(self) -> str:

@@ -30,7 +30,12 @@ _KINDS = {
     "model_attributes_type": "a section with keys of its own",
 }
 _SECRETS = re.compile(r"notify|secret|(^|_)key$|(^|_)token$")
-_BOUNDS = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", "less_than_equal": "le"}
+_BOUNDS = {
+    "greater_than": "gt",
+    "greater_than_equal": "ge",
+    "less_than": "lt",
+    "less_than_equal": "le",
+}
 _ALIASES = {
     "fp16": "float16",
     "bf16": "bfloat16",
@@ -51,14 +56,22 @@ def sentence(path: KeyPath, error: ErrorDetails) -> tuple[str, str | None]:
         return f"'{dotted(path[:-1])}' has too few items; must be [first, last, tokens]", None
     if kind == "missing":
         parent = dotted(path[:-1])
-        return f"'{key}' is missing; must be set", f"add '{path[-1]}:' to {repr(parent) if parent else 'the file'}"
+        return (
+            f"'{key}' is missing; must be set",
+            f"add '{path[-1]}:' to {repr(parent) if parent else 'the file'}",
+        )
     if kind in ("literal_error", "union_tag_invalid"):
         return _choice(path, error, context)
     if kind == "union_tag_not_found":
-        return f"'{key}' has no 'type'; must be one of alertmanager, webhook, slack", f"add 'type:' to '{key}'"
+        return (
+            f"'{key}' has no 'type'; must be one of alertmanager, webhook, slack",
+            f"add 'type:' to '{key}'",
+        )
     shown = _shown(path, error.get("input"))
     if kind in _KINDS:
-        return f"'{key}' is {shown}; must be {_KINDS[kind]}", _example(path, kind, error.get("input"))
+        return f"'{key}' is {shown}; must be {_KINDS[kind]}", _example(
+            path, kind, error.get("input")
+        )
     if kind in _BOUNDS:
         bound = _BOUNDS[kind]
         message = f"'{key}' is {shown}; must be {_SIGNS[bound]} {context[bound]}"
@@ -69,8 +82,12 @@ def sentence(path: KeyPath, error: ErrorDetails) -> tuple[str, str | None]:
     elif kind == "string_too_short":
         message = f"'{key}' is empty; must be set"
     else:
-        message = f"'{key}': " + str(context.get("error") or error["msg"]).removeprefix("Value error, ")
-    return message, _share(error.get("input")) if key.endswith(("utilization", "ratio", "below", "above")) else None
+        message = f"'{key}': " + str(context.get("error") or error["msg"]).removeprefix(
+            "Value error, "
+        )
+    return message, _share(error.get("input")) if key.endswith(
+        ("utilization", "ratio", "below", "above")
+    ) else None
 
 
 def _share(value: Any) -> str | None:
@@ -84,15 +101,25 @@ def _share(value: Any) -> str | None:
     return None
 
 
-def _choice(path: KeyPath, error: ErrorDetails, context: Mapping[str, Any]) -> tuple[str, str | None]:
-    expected = str(context.get("expected") or context.get("expected_tags")).replace("'", "").replace(" or ", ", ")
+def _choice(
+    path: KeyPath, error: ErrorDetails, context: Mapping[str, Any]
+) -> tuple[str, str | None]:
+    expected = (
+        str(context.get("expected") or context.get("expected_tags"))
+        .replace("'", "")
+        .replace(" or ", ", ")
+    )
     choices = [c.strip() for c in expected.split(",")]
     given = error.get("input")
     is_tag = error["type"] == "union_tag_invalid"
     value = given.get("type") if is_tag and isinstance(given, dict) else given
     key = dotted((*path, "type") if is_tag else path)
     word = str(value).lower()
-    near = [_ALIASES[word]] if _ALIASES.get(word) in choices else difflib.get_close_matches(word, choices, 1, 0.6)
+    near = (
+        [_ALIASES[word]]
+        if _ALIASES.get(word) in choices
+        else difflib.get_close_matches(word, choices, 1, 0.6)
+    )
     must = f"{'one of ' if len(choices) > 1 else ''}{', '.join(choices)}"
     return (
         f"'{key}' is {_shown(() if is_tag else path, value)}; must be {must}",
@@ -127,7 +154,9 @@ def _example(path: KeyPath, kind: str, value: Any) -> str | None:
         return f"write '{key}: {{path: {value}}}'"
     if isinstance(value, bool) and "enabled" in known_keys(path):
         return f"write '{key}: {{enabled: {str(value).lower()}}}'"
-    return f"write its keys below '{key}:', one level further in" + (", or remove it" if value is None else "")
+    return f"write its keys below '{key}:', one level further in" + (
+        ", or remove it" if value is None else ""
+    )
 
 
 def known_keys(path: KeyPath) -> list[str]:
@@ -136,7 +165,10 @@ def known_keys(path: KeyPath) -> list[str]:
     definitions = node["$defs"]
     for part in path:
         node = _resolve(
-            node.get("items", {}) if isinstance(part, int) else node.get("properties", {}).get(part, {}), definitions
+            node.get("items", {})
+            if isinstance(part, int)
+            else node.get("properties", {}).get(part, {}),
+            definitions,
         )
     names = set(node.get("properties", {}))
     for option in node.get("oneOf", []):

@@ -24,13 +24,19 @@ class Tls(Section):
 class Server(Section):
     """The OpenAI endpoint."""
 
-    host: Host = Field("127.0.0.1", description="Address to listen on. Other than loopback needs an API key.")
+    host: Host = Field(
+        "127.0.0.1", description="Address to listen on. Other than loopback needs an API key."
+    )
     port: Port = Field(8000, description="Port of the OpenAI API.")
-    served_model_name: str | None = Field(None, description="Model name that clients use; null is the target's path.")
+    served_model_name: str | None = Field(
+        None, description="Model name that clients use; null is the target's path."
+    )
     max_concurrent_requests: Positive | None = Field(
         None, description="Requests in flight, running and waiting; beyond it 503."
     )
-    api_key: Secret | None = Field(None, description="Key that clients must send; prefer api_key_file.")
+    api_key: Secret | None = Field(
+        None, description="Key that clients must send; prefer api_key_file."
+    )
     api_key_file: FilePath | None = Field(None, description="File that holds the API key.")
     allow_unauthenticated: bool = Field(
         False, description="Listen beyond loopback without a key (something else authenticates)."
@@ -45,27 +51,55 @@ class Canary(Section):
     acceptance_policy: Policy = Field(
         "warn", description="Position-0 acceptance under the floor: block readiness, or warn."
     )
-    min_position0_acceptance: Ratio = Field(0.2, description="Floor of position-0 acceptance on repetitive text.")
+    min_position0_acceptance: Ratio = Field(
+        0.2, description="Floor of position-0 acceptance on repetitive text."
+    )
     timeout_seconds: Seconds = Field(120.0, description="Longest time for the whole canary.")
 
 
 class Engine(Section):
     """How vLLM runs. Flags that have no key here go into extra_args."""
 
-    gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="Part of each GPU's memory that vLLM may use.")
-    max_model_len: Positive | None = Field(None, description="Longest sequence; null is the model's own limit.")
-    max_num_seqs: Positive | None = Field(None, description="Sequences in one step; null is vLLM's default.")
-    max_num_batched_tokens: Positive | None = Field(None, description="Tokens in one step; null is vLLM's default.")
-    enforce_eager: bool = Field(False, description="Skip compilation and CUDA graphs: starts faster, runs slower.")
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="Part of each GPU's memory that vLLM may use."
+    )
+    max_model_len: Positive | None = Field(
+        None, description="Longest sequence; null is the model's own limit."
+    )
+    max_num_seqs: Positive | None = Field(
+        None, description="Sequences in one step; null is vLLM's default."
+    )
+    max_num_batched_tokens: Positive | None = Field(
+        None, description="Tokens in one step; null is vLLM's default."
+    )
+    enforce_eager: bool = Field(
+        False, description="Skip compilation and CUDA graphs: starts faster, runs slower."
+    )
     kv_cache_dtype: str = Field("auto", description="Data type of the KV cache.")
-    startup_timeout_seconds: Seconds = Field(1800.0, description="Longest time from start to ready.")
-    drain_timeout_seconds: Seconds = Field(60.0, description="Time that running requests get when stopping.")
-    node_count: Positive = Field(1, description="Machines that share one model; TP x PP is spread over them.")
-    node_rank: int = Field(0, ge=0, description="Which of them this is. 0 leads: it alone has the API.")
-    leader_address: Host | None = Field(None, description="Name or address of node 0, as the other nodes reach it.")
-    max_restarts: int = Field(0, ge=0, description="Restarts after the engine was lost; 0 exits with code 5.")
-    restart_backoff_seconds: Seconds = Field(2.0, description="First pause before a restart; doubles each time.")
-    canary: Canary = Field(default_factory=Canary, description="The check before the server counts as ready.")
+    startup_timeout_seconds: Seconds = Field(
+        1800.0, description="Longest time from start to ready."
+    )
+    drain_timeout_seconds: Seconds = Field(
+        60.0, description="Time that running requests get when stopping."
+    )
+    node_count: Positive = Field(
+        1, description="Machines that share one model; TP x PP is spread over them."
+    )
+    node_rank: int = Field(
+        0, ge=0, description="Which of them this is. 0 leads: it alone has the API."
+    )
+    leader_address: Host | None = Field(
+        None, description="Name or address of node 0, as the other nodes reach it."
+    )
+    max_restarts: int = Field(
+        0, ge=0, description="Restarts after the engine was lost; 0 exits with code 5."
+    )
+    restart_backoff_seconds: Seconds = Field(
+        2.0, description="First pause before a restart; doubles each time."
+    )
+    canary: Canary = Field(
+        default_factory=Canary, description="The check before the server counts as ready."
+    )
     repairs: tuple[Repair, ...] = Field(
         ("cpu-speculative-sampling", "cpu-yielding"),
         description="Repairs of known engine defects, applied only where the engine has the defect; [] turns them off.",
@@ -76,13 +110,18 @@ class Engine(Section):
         json_schema_extra={"patternProperties": {legacy.NOT_EXTRA: False}},
     )
     env: dict[VariableName, str] = Field(
-        default_factory=dict, description="Environment of the engine, e.g. {VLLM_LOGGING_LEVEL: DEBUG}."
+        default_factory=dict,
+        description="Environment of the engine, e.g. {VLLM_LOGGING_LEVEL: DEBUG}.",
     )
 
 
 class Hardware(Section):
     """What-if hardware for plan and check; absent means: detect."""
 
-    gpu_name: str | None = Field(None, description="GPU name as NVML prints it, e.g. NVIDIA H100 80GB HBM3.")
-    gpu_memory_gib: float | None = Field(None, gt=0, le=65536, description="Memory of one GPU in GiB, as NVML's total.")
+    gpu_name: str | None = Field(
+        None, description="GPU name as NVML prints it, e.g. NVIDIA H100 80GB HBM3."
+    )
+    gpu_memory_gib: float | None = Field(
+        None, gt=0, le=65536, description="Memory of one GPU in GiB, as NVML's total."
+    )
     gpu_count: Positive | None = Field(None, description="Number of GPUs.")

@@ -64,4 +64,6 @@ def _source(loaded: Loaded, key: str) -> str:
     for candidate in (key, f"{key}_file"):
         if candidate in loaded.sources:
             return loaded.sources[candidate]
-    return next((s for k, s in loaded.sources.items() if k.startswith((f"{key}.", f"{key}["))), DEFAULT)
+    return next(
+        (s for k, s in loaded.sources.items() if k.startswith((f"{key}.", f"{key}["))), DEFAULT
+    )

@@ -12,10 +12,15 @@ class Sidecar(Section):
 
     enabled: bool = Field(True, description="Run the sidecar with `specserve launch`.")
     host: Host = Field("127.0.0.1", description="Address of the sidecar's HTTP server.")
-    port: Port = Field(9400, description="Port of /metrics, /status, /livez, /readyz and /startupz.")
-    scrape_interval_seconds: Seconds = Field(5.0, description="Time between two reads of the engine's metrics.")
+    port: Port = Field(
+        9400, description="Port of /metrics, /status, /livez, /readyz and /startupz."
+    )
+    scrape_interval_seconds: Seconds = Field(
+        5.0, description="Time between two reads of the engine's metrics."
+    )
     canary_timeout_seconds: Seconds = Field(
-        120.0, description="Longest time for a canary completion of one token; longer than the longest step."
+        120.0,
+        description="Longest time for a canary completion of one token; longer than the longest step.",
     )
     canary_interval_seconds: Seconds = Field(
         60.0, description="Time between two canaries while the engine is idle, blind or stalled."
@@ -26,8 +31,10 @@ class Sidecar(Section):
         "start (some hundred short requests); null: after the start only.",
     )
     benchmark_profile: FilePath | None = Field(
-        None, description="Profile that `specserve bench` writes; gives estimated speedup and break-even."
+        None,
+        description="Profile that `specserve bench` writes; gives estimated speedup and break-even.",
     )
     state_dir: FilePath | None = Field(
-        None, description="Folder where the acceptance baseline survives restarts; null is the user's state folder."
+        None,
+        description="Folder where the acceptance baseline survives restarts; null is the user's state folder.",
     )

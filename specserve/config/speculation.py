@@ -32,15 +32,26 @@ class SpeculativeDecoding(Section):
     """How drafts are made and when they are not."""
 
     enabled: bool = Field(True, description="false serves the target alone, from the same file.")
-    method: Method | None = Field(None, description="vLLM's method; null is draft_model when a draft model is given.")
-    num_speculative_tokens: Positive = Field(5, description="Tokens per draft.")
-    max_batch_size: Positive | None = Field(None, description="Largest step batch that still speculates.")
-    schedule: list[tuple[int, int, int]] | None = Field(
-        None, description="Rows [first batch size, last batch size, tokens per draft]; replaces max_batch_size."
+    method: Method | None = Field(
+        None, description="vLLM's method; null is draft_model when a draft model is given."
     )
-    prompt_lookup_min: Positive | None = Field(None, description="ngram: shortest match that is looked up.")
-    prompt_lookup_max: Positive | None = Field(None, description="ngram: longest match that is looked up.")
-    suffix_decoding_max_tree_depth: Positive | None = Field(None, description="suffix: depth of the suffix trees.")
+    num_speculative_tokens: Positive = Field(5, description="Tokens per draft.")
+    max_batch_size: Positive | None = Field(
+        None, description="Largest step batch that still speculates."
+    )
+    schedule: list[tuple[int, int, int]] | None = Field(
+        None,
+        description="Rows [first batch size, last batch size, tokens per draft]; replaces max_batch_size.",
+    )
+    prompt_lookup_min: Positive | None = Field(
+        None, description="ngram: shortest match that is looked up."
+    )
+    prompt_lookup_max: Positive | None = Field(
+        None, description="ngram: longest match that is looked up."
+    )
+    suffix_decoding_max_tree_depth: Positive | None = Field(
+        None, description="suffix: depth of the suffix trees."
+    )
     suffix_decoding_max_cached_requests: int | None = Field(
         None, ge=0, description="suffix: requests kept in the global tree."
     )
@@ -59,11 +70,16 @@ class SpeculativeDecoding(Section):
     draft_sample_method: Literal["greedy", "probabilistic"] | None = Field(
         None, description="How the draft picks its tokens."
     )
-    rejection_sample_method: Literal["standard", "block"] | None = Field(None, description="How drafts are verified.")
+    rejection_sample_method: Literal["standard", "block"] | None = Field(
+        None, description="How drafts are verified."
+    )
     parallel_drafting: bool | None = Field(
         None, description="Draft all tokens in one forward pass (P-EAGLE and alike)."
     )
-    disable_padded_drafter_batch: bool | None = Field(None, description="Draft only for the sequences that need it.")
+    disable_padded_drafter_batch: bool | None = Field(
+        None, description="Draft only for the sequences that need it."
+    )
     extra_config: dict[str, Any] = Field(
-        default_factory=dict, description="Further keys of vLLM's SpeculativeConfig, passed through."
+        default_factory=dict,
+        description="Further keys of vLLM's SpeculativeConfig, passed through.",
     )

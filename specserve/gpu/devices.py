@@ -63,7 +63,11 @@ def visible(found: Sequence[Device], selection: str | None) -> tuple[Device, ...
     chosen: list[Device] = []
     for entry in (part.strip() for part in selection.split(",")):
         by_number = entry.isdigit()
-        match = [d for d in found if (str(d.index) == entry if by_number else entry and d.uuid.startswith(entry))]
+        match = [
+            d
+            for d in found
+            if (str(d.index) == entry if by_number else entry and d.uuid.startswith(entry))
+        ]
         if not match:
             break
         chosen.append(match[0])
@@ -75,7 +79,11 @@ def of_engine(found: Sequence[Device] | None, selection: str | None) -> tuple[De
 
     >>> of_engine([Device(0, "GPU-0", "NVIDIA H100", 0, 0)], "MIG-5b2e")
     """
-    return None if found is None or (selection or "").strip().startswith("MIG-") else visible(found, selection)
+    return (
+        None
+        if found is None or (selection or "").strip().startswith("MIG-")
+        else visible(found, selection)
+    )
 
 
 def _device(nvml: Any, index: int) -> Device:
@@ -83,23 +91,32 @@ def _device(nvml: Any, index: int) -> Device:
     try:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
         reserved = int(memory.reserved)
-    except nvml.NVMLError:  # drivers before 510 count their reservation as used and do not tell it apart
+    except (
+        nvml.NVMLError
+    ):  # drivers before 510 count their reservation as used and do not tell it apart
         memory, reserved = nvml.nvmlDeviceGetMemoryInfo(handle), 0
     uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
-    return Device(index, uuid, name, int(memory.total), int(memory.used), reserved, _processes(nvml, handle))
+    return Device(
+        index, uuid, name, int(memory.total), int(memory.used), reserved, _processes(nvml, handle)
+    )
 
 
 def _processes(nvml: Any, handle: Any) -> tuple[DeviceProcess, ...]:
     """Compute and graphics processes; empty where the driver hides them from this container."""
     found: dict[int, DeviceProcess] = {}
-    for query in (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetGraphicsRunningProcesses):
+    for query in (
+        nvml.nvmlDeviceGetComputeRunningProcesses,
+        nvml.nvmlDeviceGetGraphicsRunningProcesses,
+    ):
         try:
             running = query(handle)
         except nvml.NVMLError:
             continue
         for process in running:
             used = process.usedGpuMemory
-            found[process.pid] = DeviceProcess(process.pid, None if used is None else int(used), _name(process.pid))
+            found[process.pid] = DeviceProcess(
+                process.pid, None if used is None else int(used), _name(process.pid)
+            )
     return tuple(found.values())
 
 

@@ -45,18 +45,27 @@ class Telemetry:
 
     def _devices(self) -> list[tuple[int, str, Any]]:
         nvml = self._nvml
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        found = [Device(i, _text(nvml.nvmlDeviceGetUUID(handle)), "", 0, 0) for i, handle in enumerate(handles)]
+        handles = [
+            nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())
+        ]
+        found = [
+            Device(i, _text(nvml.nvmlDeviceGetUUID(handle)), "", 0, 0)
+            for i, handle in enumerate(handles)
+        ]
         return [(d.index, d.uuid, handles[d.index]) for d in visible(found, self._visible)]
 
     def _used(self, pids: Collection[int]) -> list[tuple[int, str, Any]]:
         devices = self._handles or []
-        running = [d for d in devices if pids and not set(pids).isdisjoint(self._processes(d[2]) or ())]
+        running = [
+            d for d in devices if pids and not set(pids).isdisjoint(self._processes(d[2]) or ())
+        ]
         return running or devices[: self._count]
 
     def _processes(self, handle: Any) -> list[int] | None:
         try:
-            return [process.pid for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+            return [
+                process.pid for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            ]
         except self._nvml.NVMLError:
             return None
 
@@ -77,14 +86,24 @@ class Telemetry:
         take("utilization_ratio", lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
         used = take("memory_used_bytes", lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used)
         total = take("memory_total_bytes", lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total)
-        take("temperature_celsius", lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
+        take(
+            "temperature_celsius",
+            lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+        )
         take(
             "temperature_limit_celsius",
-            lambda: nvml.nvmlDeviceGetTemperatureThreshold(handle, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
+            lambda: nvml.nvmlDeviceGetTemperatureThreshold(
+                handle, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+            ),
         )
         power = take("power_watts", lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000)
-        limit = take("power_limit_watts", lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000)
-        for name, part, whole in (("memory_used_ratio", used, total), ("power_ratio", power, limit)):
+        limit = take(
+            "power_limit_watts", lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000
+        )
+        for name, part, whole in (
+            ("memory_used_ratio", used, total),
+            ("power_ratio", power, limit),
+        ):
             if part is not None and whole:
                 out[key(f"specserve_gpu_{name}", gpu=gpu)] = part / whole
         for reason, bits in THROTTLE_REASONS.items():
@@ -95,7 +114,9 @@ class Telemetry:
         ):
             take(
                 "ecc_errors_total",
-                lambda n=number: nvml.nvmlDeviceGetTotalEccErrors(handle, n, nvml.NVML_VOLATILE_ECC),  # type: ignore[misc]
+                lambda n=number: nvml.nvmlDeviceGetTotalEccErrors(
+                    handle, n, nvml.NVML_VOLATILE_ECC
+                ),  # type: ignore[misc]
                 type=kind,
             )
         if (processes := self._processes(handle)) is not None:
@@ -143,14 +164,21 @@ class Detached:
     ) -> None:
         """``kept_seconds`` is how long the last readings stand for those that do not come in ``wait_seconds``; NVML
         answers in milliseconds."""
-        self._telemetry, self._kept, self._wait, self._clock = telemetry, kept_seconds, wait_seconds, clock
+        self._telemetry, self._kept, self._wait, self._clock = (
+            telemetry,
+            kept_seconds,
+            wait_seconds,
+            clock,
+        )
         self._last: tuple[float, dict[str, float]] = (clock(), {})
         self._thread: threading.Thread | None = None
 
     def readings(self, pids: Collection[int] = ()) -> dict[str, float]:
         """Those of now, else the last ones; empty once these are too old."""
         if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._read, args=(pids,), name="sidecar-gpu", daemon=True)
+            self._thread = threading.Thread(
+                target=self._read, args=(pids,), name="sidecar-gpu", daemon=True
+            )
             self._thread.start()
             self._thread.join(self._wait)
         at, found = self._last
@@ -195,7 +223,10 @@ class Means:
     @property
     def result(self) -> dict[str, float] | None:
         """The means so far."""
-        return {name.removeprefix("specserve_gpu_"): fmean(values) for name, values in self._seen.items()} or None
+        return {
+            name.removeprefix("specserve_gpu_"): fmean(values)
+            for name, values in self._seen.items()
+        } or None
 
     def _watch(self) -> None:
         assert self._telemetry is not None

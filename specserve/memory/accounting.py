@@ -40,7 +40,9 @@ class Accounting:
     """Model Runner V2 is the default since 0.28, where the method allows."""
 
     @classmethod
-    def of(cls, version: str | None, *, gpu_name: str = "", method: str | None = None) -> Accounting:
+    def of(
+        cls, version: str | None, *, gpu_name: str = "", method: str | None = None
+    ) -> Accounting:
         """From a version string; anything that has no number counts as the newest known."""
         match = re.search(r"\d+\.\d+(?:\.\d+)?", version or "")
         v = tuple(int(p) for p in match.group().split(".")) if match else NEWEST

@@ -108,11 +108,17 @@ def measure(
     """
     gpu, loaded, pool = _tightest(vram), report.model_loading_bytes, report.available_kv_bytes
     if vram["backend"] == "cpu":
-        return None if report.kv_cache_tokens is None else Calibration(key, loaded or _weights(gpu), 0, None, engine)
+        return (
+            None
+            if report.kv_cache_tokens is None
+            else Calibration(key, loaded or _weights(gpu), 0, None, engine)
+        )
     budget = gpu["budget_bytes"]
     if budget is None or loaded is None or pool is None:
         return None
-    return Calibration(key, loaded, max(0, budget - loaded - pool), report.graph_capture_bytes, engine)
+    return Calibration(
+        key, loaded, max(0, budget - loaded - pool), report.graph_capture_bytes, engine
+    )
 
 
 def path_for(config: Path) -> Path:

@@ -97,7 +97,12 @@ class Shape:
     @property
     def second_runner(self) -> bool:
         """Model Runner V2 does not take these methods and falls back."""
-        return self.accounting.second_runner and self.method not in {"draft_model", "ngram", "suffix", "medusa"}
+        return self.accounting.second_runner and self.method not in {
+            "draft_model",
+            "ngram",
+            "suffix",
+            "medusa",
+        }
 
     @property
     def drafts_with_a_model(self) -> bool:
@@ -110,18 +115,30 @@ def resolve(
     gpu_name: str = "",
 ) -> Shape:  # fmt: skip
     """The shape that vLLM would make of these settings on a GPU of this size."""
-    engine, model, extra = settings.engine, settings.models.target_model, Extra(settings.engine.extra_args)
+    engine, model, extra = (
+        settings.engine,
+        settings.models.target_model,
+        Extra(settings.engine.extra_args),
+    )
     spec, draft, tp, pp = (settings.speculative_decoding, settings.models.draft_model, model.tensor_parallel_size,
                            model.pipeline_parallel_size)  # fmt: skip
     accounting = Accounting.of(engine_version, gpu_name=gpu_name, method=settings.method)
-    length = engine.max_model_len or extra.number("max_model_len") or default_length(target, accounting)
+    length = (
+        engine.max_model_len or extra.number("max_model_len") or default_length(target, accounting)
+    )
     big = gpu_bytes if gpu_bytes is not None and "a100" not in gpu_name.lower() else 0
     seqs, tokens = _batch_defaults(backend, big, tp * pp, accounting, length)
-    max_tokens = engine.max_num_batched_tokens or min(tokens, (engine.max_num_seqs or seqs) * length)
+    max_tokens = engine.max_num_batched_tokens or min(
+        tokens, (engine.max_num_seqs or seqs) * length
+    )
     max_seqs = engine.max_num_seqs or min(seqs, max_tokens)
     kv_dtype = effective_kv_dtype(engine.kv_cache_dtype, target.config)
-    window, matrix = (str(extra.values.get(n) or "auto") for n in ("mamba_cache_dtype", "mamba_ssm_cache_dtype"))
-    asynchronous = backend == "gpu" and extra.switch("async_scheduling", default=accounting.async_scheduling)
+    window, matrix = (
+        str(extra.values.get(n) or "auto") for n in ("mamba_cache_dtype", "mamba_ssm_cache_dtype")
+    )
+    asynchronous = backend == "gpu" and extra.switch(
+        "async_scheduling", default=accounting.async_scheduling
+    )
     return Shape(
         backend=backend, accounting=accounting, tp=tp, pp=pp,
         ep=tp * (extra.number("data_parallel_size") or 1) if extra.flag("enable_expert_parallel") else 1,
@@ -159,7 +176,11 @@ class Extra:
     def number(self, name: str) -> int | None:
         """The value as a whole number; None when absent or something else."""
         value = self.values.get(name)
-        return int(value) if isinstance(value, int | float | str) and re.fullmatch(r"\d+", str(value)) else None
+        return (
+            int(value)
+            if isinstance(value, int | float | str) and re.fullmatch(r"\d+", str(value))
+            else None
+        )
 
     def flag(self, name: str) -> bool:
         """Whether a switch is on."""
@@ -188,9 +209,15 @@ def default_length(model: ModelFacts, accounting: Accounting) -> int:
     if not isinstance(rope, Mapping) or "gemma3" in str(config.get("model_type")):
         return length
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "longrope" and isinstance(original := config.get("original_max_position_embeddings"), int):
+    if kind == "longrope" and isinstance(
+        original := config.get("original_max_position_embeddings"), int
+    ):
         return original
-    if kind == "yarn" and accounting.version < (0, 15) and isinstance(rope.get("factor"), int | float):
+    if (
+        kind == "yarn"
+        and accounting.version < (0, 15)
+        and isinstance(rope.get("factor"), int | float)
+    ):
         return int(rope.get("original_max_position_embeddings", length) * rope["factor"])
     if kind in _ROPE_WITH_SCALED_LENGTH or not isinstance(rope.get("factor"), int | float):
         return length
@@ -212,7 +239,9 @@ def _speculating(settings: Settings, max_num_seqs: int) -> int:
     """Beyond max_batch_size, or the schedule's last row that drafts, a step does not speculate."""
     spec = settings.speculative_decoding
     if spec.schedule is not None:
-        return min(max_num_seqs, max((last for _, last, tokens in spec.schedule if tokens), default=0))
+        return min(
+            max_num_seqs, max((last for _, last, tokens in spec.schedule if tokens), default=0)
+        )
     return min(max_num_seqs, spec.max_batch_size or max_num_seqs)
 
 
@@ -236,10 +265,16 @@ def storage(config: Mapping[str, Any], shape: Shape) -> str:
 
 
 def _partition(text: str | None) -> tuple[int, ...] | None:
-    return tuple(int(n) for n in text.split(",")) if text and re.fullmatch(r"\d+(,\d+)*", text) else None
+    return (
+        tuple(int(n) for n in text.split(","))
+        if text and re.fullmatch(r"\d+(,\d+)*", text)
+        else None
+    )
 
 
-def _batch_defaults(backend: Backend, big: int, world: int, accounting: Accounting, length: int) -> tuple[int, int]:
+def _batch_defaults(
+    backend: Backend, big: int, world: int, accounting: Accounting, length: int
+) -> tuple[int, int]:
     """max_num_seqs and max_num_batched_tokens of `vllm serve` when nobody sets them; ``big``: bytes of no A100."""
     if backend == "cpu":
         return 128 * world, 2048 * world

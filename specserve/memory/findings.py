@@ -36,7 +36,11 @@ def _error(plan: Plan, gpu: GpuPlan) -> list[Finding]:
             where, fix = _TP, f"set {_TP} to {plan.possible_tp or 1}"
             message = f"the model cannot be split over {shape.tp} GPUs; TP must divide heads and vocabulary"
         case "other-processes":
-            code, where, busiest = "other-processes", _UTILIZATION, max(plan.gpus, key=lambda g: g.other_bytes)
+            code, where, busiest = (
+                "other-processes",
+                _UTILIZATION,
+                max(plan.gpus, key=lambda g: g.other_bytes),
+            )
             total = busiest.total_bytes or 1
             free = total - busiest.other_bytes
             message = (f"{_occupancy(busiest)}, {gib(free)} are free; vLLM refuses to start with less than "
@@ -49,7 +53,11 @@ def _error(plan: Plan, gpu: GpuPlan) -> list[Finding]:
             message = (f"only {outside:.2f} GiB of GPU {gpu.index} stay outside vLLM's budget, where the start and the "
                        f"first steps need {need:.2f} GiB")  # fmt: skip
         case _:
-            where, message, fix = "", str(Problem(_headline(plan, gpu), facts=rows(plan, gpu))), _fix(plan, gpu)
+            where, message, fix = (
+                "",
+                str(Problem(_headline(plan, gpu), facts=rows(plan, gpu))),
+                _fix(plan, gpu),
+            )
     return [Finding(code, "error", where, message, fix)]
 
 
@@ -87,7 +95,9 @@ def _overhead(plan: Plan, gpu: GpuPlan) -> str:
     if plan.confidence == "measured":
         return "measured"
     graphs = f"graphs {gpu.cuda_graph_bytes / GIB:.1f}"
-    inside, outside = (f"{graphs}, ", "") if gpu.graphs_in_budget else ("", f"; {graphs} outside the budget")
+    inside, outside = (
+        (f"{graphs}, ", "") if gpu.graphs_in_budget else ("", f"; {graphs} outside the budget")
+    )
     activation, other = gpu.activation_bytes / GIB, gpu.non_torch_bytes / GIB
     return f"estimated (activation {activation:.1f}, {inside}non-torch {other:.1f}{outside})"
 
@@ -95,8 +105,14 @@ def _overhead(plan: Plan, gpu: GpuPlan) -> str:
 def _fix(plan: Plan, gpu: GpuPlan) -> str:
     if plan.backend == "cpu":
         return "set engine.env.VLLM_CPU_KVCACHE_SPACE to another number of GiB, or free memory"
-    longest, cheaper, over = plan.largest_max_model_len, "", gpu.fixed_bytes - (gpu.budget_bytes or 0)
-    if plan.confidence != "measured" and gpu.activation_bytes > (over if longest < 1 else over + plan.request_bytes):
+    longest, cheaper, over = (
+        plan.largest_max_model_len,
+        "",
+        gpu.fixed_bytes - (gpu.budget_bytes or 0),
+    )
+    if plan.confidence != "measured" and gpu.activation_bytes > (
+        over if longest < 1 else over + plan.request_bytes
+    ):
         cheaper = (f"lower engine.max_num_seqs ({plan.shape.max_num_seqs}) and engine.max_num_batched_tokens "
                    f"({plan.shape.max_num_batched_tokens}), or ")  # fmt: skip
     if longest >= plan.max_model_len:  # the first engine's draft, outside the budget
@@ -128,7 +144,9 @@ def _warnings(plan: Plan, gpu: GpuPlan) -> list[Finding]:
                              fix))  # fmt: skip
     if plan.late_bytes > GIB:
         late = gib(plan.late_bytes)
-        message = f"a full step of draft tokens needs {late} of logits that vLLM's profiling does not see"
+        message = (
+            f"a full step of draft tokens needs {late} of logits that vLLM's profiling does not see"
+        )
         fix = "set speculative_decoding.max_batch_size, or lower engine.max_num_seqs or num_speculative_tokens"
         found.append(Finding("logits-buffer-large", "warning", "engine.max_num_seqs", message, fix))
     if plan.backend == "gpu" and gpu.total_bytes is not None and gpu.budget_bytes is not None:

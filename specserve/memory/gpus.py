@@ -62,7 +62,9 @@ def lookup(name: str | None) -> Capacity | None:
     (79.19, None)
     """
     text = re.sub(r"nvidia|geforce|[_-]", " ", (name or "").lower())
-    if re.search(r"\b(laptop|mig|grid)\b", text):  # less memory than the board of that name: a mobile one, or a part
+    if re.search(
+        r"\b(laptop|mig|grid)\b", text
+    ):  # less memory than the board of that name: a mobile one, or a part
         return None
     return next((c for c in CAPACITIES if re.search(c.pattern, text)), None)
 

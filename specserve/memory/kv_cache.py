@@ -33,9 +33,14 @@ class CacheGroup:
                 return _up(_up(length, shape.dcp), self.block_tokens)
             case "sliding":
                 held = min((self.layer.window or length) - 1 + shape.in_flight_tokens, length)
-                return _up(held, self.block_tokens) + 1  # a window need not start where a block does
+                return (
+                    _up(held, self.block_tokens) + 1
+                )  # a window need not start where a block does
             case "chunked":
-                return _up(min((self.layer.window or length) + shape.in_flight_tokens, length), self.block_tokens)
+                return _up(
+                    min((self.layer.window or length) + shape.in_flight_tokens, length),
+                    self.block_tokens,
+                )
             case "state":
                 return 1 + shape.num_speculative_tokens + int(shape.state_checkpoints)
 
@@ -90,14 +95,19 @@ class CachePlan:
 
         vLLM searches the same way when it prints "the estimated maximum model length".
         """
-        return bisect_right(range(1, limit + 1), self.blocks(pool_bytes) - 1, key=self.request_blocks)
+        return bisect_right(
+            range(1, limit + 1), self.blocks(pool_bytes) - 1, key=self.request_blocks
+        )
 
 
 def arrange(layers: Sequence[CacheLayer], shape: Shape) -> CachePlan:
     """Group the layers of one GPU (one pipeline stage) as vLLM does."""
     alone = not shape.hybrid_manager or shape.accounting.v0
     if alone and any(layer.kind == "full" for layer in layers):  # windows then keep every token
-        layers = [replace(la, kind="full", window=None) if la.kind in {"sliding", "chunked"} else la for la in layers]
+        layers = [
+            replace(la, kind="full", window=None) if la.kind in {"sliding", "chunked"} else la
+            for la in layers
+        ]
     attention = [layer for layer in layers if layer.kind != "state"]
     usual = 128 if shape.backend == "cpu" and not any(layer.mla for layer in attention) else 16
     block, kinds = shape.block_tokens or usual, {(layer.kind, layer.window) for layer in layers}
@@ -105,19 +115,29 @@ def arrange(layers: Sequence[CacheLayer], shape: Shape) -> CachePlan:
         return CachePlan((), 0, shape)
     if len(kinds) == 1 and layers[0].kind != "state":
         page = sum(layer.token_bytes for layer in layers) * block
-        return CachePlan((CacheGroup(layers[0], len(layers), block, page),), page, shape, tuple(layers))
+        return CachePlan(
+            (CacheGroup(layers[0], len(layers), block, page),), page, shape, tuple(layers)
+        )
     return _mixed(layers, attention, block, shape)
 
 
-def _mixed(layers: Sequence[CacheLayer], attention: Sequence[CacheLayer], block: int, shape: Shape) -> CachePlan:
+def _mixed(
+    layers: Sequence[CacheLayer], attention: Sequence[CacheLayer], block: int, shape: Shape
+) -> CachePlan:
     """Several kinds of layers: one page size for all, groups of equal size, one pool."""
     states = [layer for layer in layers if layer.kind == "state"]
     if states and attention:
-        block = _hybrid_block(max(s.state_bytes for s in states), max(a.token_bytes for a in attention), block)
+        block = _hybrid_block(
+            max(s.state_bytes for s in states), max(a.token_bytes for a in attention), block
+        )
     page = max([a.token_bytes * block for a in attention] + [s.state_bytes for s in states])
     buckets: dict[tuple[str, int | None, int], list[CacheLayer]] = {}
     for layer in layers:
-        own = page // layer.token_bytes if layer.token_bytes and page % layer.token_bytes == 0 else block
+        own = (
+            page // layer.token_bytes
+            if layer.token_bytes and page % layer.token_bytes == 0
+            else block
+        )
         buckets.setdefault((layer.kind, layer.window, own), []).append(layer)
     counts = [len(b) for b in buckets.values()]
     width = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)

@@ -52,7 +52,12 @@ def of_draft(method: str | None, target: Config, draft: Config | None, shape: Sh
         return CacheModel(())
     own = replace(shape, kv_dtype=shape.draft_kv_dtype)
     if draft is None:  # MTP: full attention with the target's heads, or MLA where the target has it
-        count = first_int(target, "mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules") or 1
+        count = (
+            first_int(
+                target, "mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules"
+            )
+            or 1
+        )
         model = CacheModel((_attention(target, own, "full"),) * min(count, 64))
     else:
         model = _layers(draft, replace(own, tp=shape.draft_tp))
@@ -62,16 +67,28 @@ def of_draft(method: str | None, target: Config, draft: Config | None, shape: Sh
 def _layers(config: Config, shape: Shape) -> CacheModel:
     count = layer_count(config)
     if count is None:
-        return CacheModel((), ("KV cache: config.json names no plausible number of layers, counted as 0",))
+        return CacheModel(
+            (), ("KV cache: config.json names no plausible number of layers, counted as 0",)
+        )
     assumed: list[str] = []
     kinds = layer_kinds(config, count)
     shared = config.get("num_kv_shared_layers") or 0
-    kinds = kinds[: len(kinds) - shared] if isinstance(shared, int) and 0 < shared < len(kinds) else kinds
+    kinds = (
+        kinds[: len(kinds) - shared]
+        if isinstance(shared, int) and 0 < shared < len(kinds)
+        else kinds
+    )
     layers = [layer for kind in kinds for layer in _one_layer(kind, config, shape, assumed)]
-    if config.get("use_cla") and isinstance(factor := config.get("cla_share_factor"), int) and factor > 1:
+    if (
+        config.get("use_cla")
+        and isinstance(factor := config.get("cla_share_factor"), int)
+        and factor > 1
+    ):
         layers = layers[::factor]
     if config.get("compress_ratios"):
-        assumed.append("KV cache: compressed attention is not known here, counted as if each layer kept every token")
+        assumed.append(
+            "KV cache: compressed attention is not known here, counted as if each layer kept every token"
+        )
     return CacheModel(tuple(layers), tuple(dict.fromkeys(assumed)))
 
 
@@ -90,7 +107,9 @@ def _one_layer(kind: str, config: Config, shape: Shape, assumed: list[str]) -> l
         return layers
     state = state_bytes(config, shape)
     if state is None:
-        assumed.append(f"KV cache: the state of '{kind}' layers is not known here, counted as full attention")
+        assumed.append(
+            f"KV cache: the state of '{kind}' layers is not known here, counted as full attention"
+        )
         return layers
     return [CacheLayer("state", state_bytes=state), *(layers if kind == "state+full" else ())]
 
@@ -116,8 +135,12 @@ def _packed(key_dim: int, value_dim: int, kv_dtype: str, model_bytes: int) -> in
         return values + 8
     if kv_dtype.startswith("nvfp4"):
         return values // 2 + values // 16  # one fp8 scale for 16 values
-    if kv_dtype.startswith("turboquant_"):  # packed key, its norm, packed value, scale and zero; rounded up to even
-        key_bits, value_bits = {"k8v4": (8, 4), "4bit": (4, 4), "k3v4": (3, 4)}.get(kv_dtype.split("_")[1], (3, 3))
+    if kv_dtype.startswith(
+        "turboquant_"
+    ):  # packed key, its norm, packed value, scale and zero; rounded up to even
+        key_bits, value_bits = {"k8v4": (8, 4), "4bit": (4, 4), "k3v4": (3, 4)}.get(
+            kv_dtype.split("_")[1], (3, 3)
+        )
         key = key_dim if key_bits == 8 else -(-key_dim * key_bits // 8) + 2
         return -(-(key - (-key_dim * value_bits // 8) + 4) // 2) * 2
     return values * cache_bytes(kv_dtype, model_bytes)
@@ -154,7 +177,10 @@ def head_geometry(config: Config, kind: str = "full") -> tuple[int, int, int]:
     """KV heads of the whole model, head dimension of keys, of values, for one kind of layer."""
     heads = first_int(config, "num_attention_heads", "n_head", "n_heads") or 1
     hidden = first_int(config, "hidden_size", "n_embd", "d_model") or 0
-    dim = first_int(config, "head_dim", "hidden_size_per_head", "attention_head_dim") or hidden // heads
+    dim = (
+        first_int(config, "head_dim", "hidden_size_per_head", "attention_head_dim")
+        or hidden // heads
+    )
     kv = first_int(config, "n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num",
                    "num_attention_groups")  # fmt: skip
     if config.get("multi_query") and not config.get("new_decoder_architecture"):
@@ -192,16 +218,23 @@ def layer_kinds(config: Config, count: int) -> list[str]:
 
 def _hybrid_kinds(config: Config, count: int) -> list[str] | None:
     """Layers of a model with recurrent states, by the fields of each family; None for a model without."""
-    if isinstance(pattern := config.get("hybrid_override_pattern"), str):  # Nemotron-H: M mamba, * attention, - MLP
+    if isinstance(
+        pattern := config.get("hybrid_override_pattern"), str
+    ):  # Nemotron-H: M mamba, * attention, - MLP
         return [{"M": "state", "*": "full"}.get(c, "none") for c in pattern]
     full: list[bool] | None = None
-    if isinstance(interval := config.get("full_attention_interval"), int) and "linear_num_value_heads" in config:
+    if (
+        isinstance(interval := config.get("full_attention_interval"), int)
+        and "linear_num_value_heads" in config
+    ):
         full = [(i + 1) % interval == 0 for i in range(count)]
     elif isinstance(period := config.get("attn_layer_period"), int):  # Jamba
         full = [i % period == (first_int(config, "attn_layer_offset") or 0) for i in range(count)]
     elif isinstance(listed := config.get("attn_type_list"), list):  # MiniMax: 0 linear, 1 full
         full = [bool(t) for t in listed]
-    elif isinstance(linear := config.get("linear_attn_config"), Mapping):  # Kimi Linear counts from one
+    elif isinstance(
+        linear := config.get("linear_attn_config"), Mapping
+    ):  # Kimi Linear counts from one
         listed = linear.get("full_attn_layers")
         full = [i + 1 in listed if isinstance(listed, list) else False for i in range(count)]
     elif config.get("model_type") == "falcon_h1":
@@ -211,7 +244,9 @@ def _hybrid_kinds(config: Config, count: int) -> list[str] | None:
 
 def _no_attention(block: Any) -> bool:
     attention = block.get("attention") if isinstance(block, Mapping) else None
-    return isinstance(attention, Mapping) and bool(attention.get("no_op") or attention.get("replace_with_linear"))
+    return isinstance(attention, Mapping) and bool(
+        attention.get("no_op") or attention.get("replace_with_linear")
+    )
 
 
 def _attention_kinds(config: Config, count: int) -> list[str]:
@@ -220,9 +255,14 @@ def _attention_kinds(config: Config, count: int) -> list[str]:
     if first_int(config, "attention_chunk_size") and "llama4" in kind:
         rope = config.get("no_rope_layers")
         if not isinstance(rope, list) or not rope:
-            rope = [(i + 1) % (first_int(config, "no_rope_layer_interval") or 4) for i in range(count)]
+            rope = [
+                (i + 1) % (first_int(config, "no_rope_layer_interval") or 4) for i in range(count)
+            ]
         return ["chunked" if r else "full" for r in rope]
-    if not first_int(config, "sliding_window", "sliding_window_size") or config.get("use_sliding_window") is False:
+    if (
+        not first_int(config, "sliding_window", "sliding_window_size")
+        or config.get("use_sliding_window") is False
+    ):
         return ["full"] * count
     pattern = first_int(config, "sliding_window_pattern", "_sliding_window_pattern") or {
         "gemma2": 2, "gpt_oss": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4}.get(kind)  # fmt: skip

@@ -65,7 +65,9 @@ def of_stage(config: Config, shape: Shape, constants: Constants, *, gpu_name: st
     """Overhead of one pipeline stage with this many layers. ``tower`` is the config of a vision tower."""
     peak = activation(config, shape, constants, first=first, last=last, tower=tower)
     graphs = cuda_graphs(config, shape, layers, tower=tower is not None)
-    outside = outside_budget(config, shape, constants, gpu_name=gpu_name, activation=peak, last=last)
+    outside = outside_budget(
+        config, shape, constants, gpu_name=gpu_name, activation=peak, last=last
+    )
     outside += 0 if shape.accounting.subtracts_graphs else graphs
     known = lookup(gpu_name)
     sure = known is not None and known.nvlink and shape.accounting.version >= (0, 17)
@@ -77,7 +79,13 @@ def of_stage(config: Config, shape: Shape, constants: Constants, *, gpu_name: st
 
 
 def activation(
-    config: Config, shape: Shape, constants: Constants, *, first: bool, last: bool, tower: Config | None
+    config: Config,
+    shape: Shape,
+    constants: Constants,
+    *,
+    first: bool,
+    last: bool,
+    tower: Config | None,
 ) -> int:
     """Peak of the profiling step: the largest of encoder, one layer's forward pass and sampler, and what stays."""
     hidden, width, tokens = _hidden(config), shape.dtype_bytes, shape.max_num_batched_tokens
@@ -85,15 +93,24 @@ def activation(
         inner = first_int(config, "intermediate_size") or 4 * hidden
         forward = tokens * 3 * (inner // shape.tp + hidden) * width
         return max(forward, shape.max_num_seqs * vocabulary(config) * 4 * 3)
-    received = 0 if first else 2 * tokens * hidden * width  # hidden states and residual of the stage before
+    received = (
+        0 if first else 2 * tokens * hidden * width
+    )  # hidden states and residual of the stage before
     sampler = tokens * hidden * width + sampler_bytes(config, shape, constants) if last else 0
     outputs = encoder = 0
     if tower is not None and first:
-        dynamic = bool(tower.get("spatial_merge_size") or tower.get("out_hidden_size"))  # images of any size
+        dynamic = bool(
+            tower.get("spatial_merge_size") or tower.get("out_hidden_size")
+        )  # images of any size
         items = max(tokens, MAX_ITEM_TOKENS) if dynamic else tokens
-        outputs, encoder = 2 * items * hidden * width, encoder_bytes(tower, shape, items) if dynamic else 0
+        outputs, encoder = (
+            2 * items * hidden * width,
+            encoder_bytes(tower, shape, items) if dynamic else 0,
+        )
     peak = max(forward_bytes(config, shape), sampler, encoder)
-    return int(peak + moe_workspace(config, shape) + received + outputs + constants.fixed_activation)
+    return int(
+        peak + moe_workspace(config, shape) + received + outputs + constants.fixed_activation
+    )
 
 
 def _hidden(config: Config) -> int:
@@ -124,13 +141,21 @@ def sampler_bytes(config: Config, shape: Shape, constants: Constants) -> float:
 
 def unprofiled_logits(config: Config, shape: Shape) -> int:
     """Float32 logits of every sequence's draft tokens, and the draft's own where they are kept: not profiled."""
-    full = min(shape.speculating_seqs * (1 + shape.num_speculative_tokens), shape.max_num_batched_tokens)
+    full = min(
+        shape.speculating_seqs * (1 + shape.num_speculative_tokens), shape.max_num_batched_tokens
+    )
     copies = 2 if shape.keeps_draft_probabilities else 1
     return max(0, full - logit_rows(shape)) * copies * vocabulary(config) * 4
 
 
 def outside_budget(
-    config: Config, shape: Shape, constants: Constants, *, gpu_name: str | None, activation: int, last: bool
+    config: Config,
+    shape: Shape,
+    constants: Constants,
+    *,
+    gpu_name: str | None,
+    activation: int,
+    last: bool,
 ) -> int:
     """What the start needs outside the budget, besides CUDA graphs.
 
@@ -159,7 +184,9 @@ def forward_bytes(config: Config, shape: Shape) -> int:
     hidden = _hidden(config)
     inner = first_int(config, "intermediate_size", "ffn_dim", "n_inner") or 4 * hidden
     if expert_count(config):
-        inner = first_int(config, "shared_expert_intermediate_size", "moe_intermediate_size") or hidden
+        inner = (
+            first_int(config, "shared_expert_intermediate_size", "moe_intermediate_size") or hidden
+        )
     return shape.max_num_batched_tokens * (3 * (inner // shape.tp) + 2 * hidden) * shape.dtype_bytes
 
 

@@ -32,11 +32,16 @@ def of_config(whole: Mapping[str, Any], config: Config) -> dict[str, TensorFacts
     vocabulary = first_int(config, "vocab_size") or first_int(whole, "vocab_size")
     if not hidden or not layers or not vocabulary:
         return None
-    entries: list[Entry] = [("model.embed_tokens.weight", (vocabulary, hidden)), ("model.norm.weight", (hidden,))]
+    entries: list[Entry] = [
+        ("model.embed_tokens.weight", (vocabulary, hidden)),
+        ("model.norm.weight", (hidden,)),
+    ]
     if not is_tied(config, whole):
         entries.append(("lm_head.weight", (vocabulary, hidden)))
     for index, kind in enumerate(layer_kinds(config, layers)):
-        entries += ((f"model.layers.{index}.{n}", s) for n, s in _layer(config, hidden, index, kind))
+        entries += (
+            (f"model.layers.{index}.{n}", s) for n, s in _layer(config, hidden, index, kind)
+        )
     entries += _tower(whole, hidden)
     found = whole.get("quantization_config")
     quantized = found if isinstance(found, Mapping) else {}
@@ -49,9 +54,14 @@ def of_config(whole: Mapping[str, Any], config: Config) -> dict[str, TensorFacts
 def _mtp(config: Config, hidden: int, layers: int) -> Iterator[Entry]:
     """MTP modules as families name them: ``mtp.*``, or layers behind the model's own (num_nextn_predict_layers)."""
     behind = first_int(config, "mtp_num_hidden_layers") is None
-    for index in range(min(first_int(config, "mtp_num_hidden_layers", "num_nextn_predict_layers") or 0, 64)):
+    for index in range(
+        min(first_int(config, "mtp_num_hidden_layers", "num_nextn_predict_layers") or 0, 64)
+    ):
         prefix = f"model.layers.{layers + index}." if behind else f"mtp.layers.{index}."
-        yield f"{prefix}eh_proj.weight" if behind else f"mtp.fc.{index}.weight", (hidden, 2 * hidden)
+        yield (
+            f"{prefix}eh_proj.weight" if behind else f"mtp.fc.{index}.weight",
+            (hidden, 2 * hidden),
+        )
         yield from ((prefix + n, s) for n, s in _layer(config, hidden, 10**6, "full"))
 
 
@@ -63,7 +73,9 @@ def _reaches_mtp(quantized: Mapping[str, Any], layers: int) -> bool:
     list names parts of it, as GLM's does.
     """
     named = (re.search(r"mtp|\blayers\.(\d{1,6})\b", text) for text in _exceptions(quantized))
-    return quantized.get("quant_method") == "fp8" or any(n and (not n[1] or int(n[1]) >= layers) for n in named)
+    return quantized.get("quant_method") == "fp8" or any(
+        n and (not n[1] or int(n[1]) >= layers) for n in named
+    )
 
 
 def _layer(config: Config, hidden: int, index: int, kind: str) -> Iterator[Entry]:
@@ -76,7 +88,13 @@ def _layer(config: Config, hidden: int, index: int, kind: str) -> Iterator[Entry
     if is_moe_layer(config, index):
         yield from _experts(config, hidden)
     else:
-        names = ("intermediate_size_mlp", "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
+        names = (
+            "intermediate_size_mlp",
+            "intermediate_size",
+            "ffn_dim",
+            "n_inner",
+            "ffn_hidden_size",
+        )
         inner = first_int(config, *names) or 4 * hidden  # GPT-2 leaves it out
         yield from _mlp("mlp.", hidden, inner, gated=str(config.get("model_type")) not in _UNGATED)
 
@@ -86,7 +104,10 @@ def _tower(whole: Mapping[str, Any], hidden: int) -> Iterator[Entry]:
     vision = whole.get("vision_config")
     if not isinstance(vision, Mapping):
         return
-    width, depth = first_int(vision, "hidden_size", "embed_dim"), first_int(vision, "num_hidden_layers", "depth")
+    width, depth = (
+        first_int(vision, "hidden_size", "embed_dim"),
+        first_int(vision, "num_hidden_layers", "depth"),
+    )
     if not width or not depth or depth > MAX_LAYERS:
         return
     inner = first_int(vision, "intermediate_size") or 4 * width
@@ -105,7 +126,11 @@ def _attention(config: Config, hidden: int, kind: str) -> Iterator[Entry]:
     heads = first_int(config, "num_attention_heads", "n_head") or 1
     gate = 2 if config.get("attn_output_gate") or "linear_num_value_heads" in config else 1
     bias = bool(config.get("attention_bias")) or str(config.get("model_type")).startswith("qwen2")
-    for name, n in (("q_proj", heads * dim * gate), ("k_proj", kv * dim), ("v_proj", kv * value_dim)):
+    for name, n in (
+        ("q_proj", heads * dim * gate),
+        ("k_proj", kv * dim),
+        ("v_proj", kv * value_dim),
+    ):
         yield f"self_attn.{name}.weight", (n, hidden)
         if bias:
             yield f"self_attn.{name}.bias", (n,)
@@ -113,8 +138,14 @@ def _attention(config: Config, hidden: int, kind: str) -> Iterator[Entry]:
 
 
 def _mla(config: Config, hidden: int) -> Iterator[Entry]:
-    heads, latent = first_int(config, "num_attention_heads") or 1, first_int(config, "kv_lora_rank") or 512
-    rope, nope = first_int(config, "qk_rope_head_dim") or 64, first_int(config, "qk_nope_head_dim") or 128
+    heads, latent = (
+        first_int(config, "num_attention_heads") or 1,
+        first_int(config, "kv_lora_rank") or 512,
+    )
+    rope, nope = (
+        first_int(config, "qk_rope_head_dim") or 64,
+        first_int(config, "qk_nope_head_dim") or 128,
+    )
     value = first_int(config, "v_head_dim") or 128
     if rank := first_int(config, "q_lora_rank"):
         yield "self_attn.q_a_proj.weight", (rank, hidden)
@@ -146,7 +177,9 @@ def is_moe_layer(config: Config, index: int) -> bool:
         return False
     if every := first_int(config, "moe_layer_freq"):
         return index % every == 0
-    return (index + 1) % (first_int(config, "interleave_moe_layer_step", "decoder_sparse_step") or 1) == 0
+    return (index + 1) % (
+        first_int(config, "interleave_moe_layer_step", "decoder_sparse_step") or 1
+    ) == 0
 
 
 def expert_count(config: Config) -> int:
@@ -173,11 +206,15 @@ def _mlp(prefix: str, hidden: int, inner: int, *, gated: bool = True) -> Iterato
     yield f"{prefix}down_proj.weight", (hidden, inner)
 
 
-def _stored(name: str, shape: tuple[int, ...], quantized: Mapping[str, Any]) -> Iterator[tuple[str, TensorFacts]]:
+def _stored(
+    name: str, shape: tuple[int, ...], quantized: Mapping[str, Any]
+) -> Iterator[tuple[str, TensorFacts]]:
     """A tensor as a quantized checkpoint stores it: packed weight and scales; others in half precision."""
     mxfp4, elements = str(quantized.get("quant_method")) == "mxfp4", prod(shape)
     bits, group = _bits(quantized)
-    matrix = len(shape) > 1 and ".layers." in name and not re.search(r"gate\.weight|conv|eh_proj", name)
+    matrix = (
+        len(shape) > 1 and ".layers." in name and not re.search(r"gate\.weight|conv|eh_proj", name)
+    )
     if not matrix or bits is None or name.startswith("vision") or _ignored(name, quantized) or (
         mxfp4 and "experts." not in name
     ):  # fmt: skip
@@ -201,7 +238,11 @@ def _ignored(name: str, quantized: Mapping[str, Any]) -> bool:
     module = name.removesuffix(".weight")
     for text in _exceptions(quantized):
         with contextlib.suppress(re.error):
-            patterns = [text[3:]] if text.startswith("re:") else map(fnmatch.translate, (text, f"{text}.*"))
+            patterns = (
+                [text[3:]]
+                if text.startswith("re:")
+                else map(fnmatch.translate, (text, f"{text}.*"))
+            )
             if any(re.match(pattern, module) for pattern in patterns):
                 return True
     return False

@@ -23,7 +23,9 @@ _MTP = re.compile(r"(^|\.)mtp[._]")
 _TOWER = re.compile(
     r"(^|\.)(vision|visual|vit|image|audio|speech|multi_modal|multimodal|mm_|patch_|embed_vision|embed_audio|"
     r"sound|aligner|code2wav|talker|token2wav)", re.IGNORECASE)  # fmt: skip
-_EMBEDDING = re.compile(r"(embed_tokens|wte|word_embeddings|embed_in|tok_embeddings|embeddings)\.weight$")
+_EMBEDDING = re.compile(
+    r"(embed_tokens|wte|word_embeddings|embed_in|tok_embeddings|embeddings)\.weight$"
+)
 _HEAD = re.compile(
     r"(^|\.)(lm_head|output|embed_out|output_layer)\.(weight|bias|qweight|qzeros|scales|weight_scale\w*)$"
 )
@@ -89,12 +91,26 @@ def place(name: str, shape: tuple[int, ...], split: Split) -> Place:
     """
     found, is_mtp = _LAYER.search(name), _MTP.search(name) is not None
     if is_mtp and found is None:  # mtp.fc is column-parallel (vLLM's qwen3_next_mtp.py, 2026-11-30)
-        return Place("mtp", None, name, Fraction(1, split.tp) if ".fc." in name else _share(name, shape, split))
+        return Place(
+            "mtp",
+            None,
+            name,
+            Fraction(1, split.tp) if ".fc." in name else _share(name, shape, split),
+        )
     if not is_mtp and _TOWER.search(name):
-        return Place("tower", None, name, Fraction(1) if split.replicate_tower else _share(name, shape, split))
+        return Place(
+            "tower",
+            None,
+            name,
+            Fraction(1) if split.replicate_tower else _share(name, shape, split),
+        )
     if found is None:  # what belongs to no layer
-        part: Part = "head" if _HEAD.search(name) else "embedding" if _EMBEDDING.search(name) else "other"
-        return Place(part, None, name, Fraction(1) if part == "other" else _vocabulary_share(shape, split.tp))
+        part: Part = (
+            "head" if _HEAD.search(name) else "embedding" if _EMBEDDING.search(name) else "other"
+        )
+        return Place(
+            part, None, name, Fraction(1) if part == "other" else _vocabulary_share(shape, split.tp)
+        )
     layer = int(found.group(1))
     part = "mtp" if is_mtp or (split.layers and layer >= split.layers) else "layer"
     parameter, share, linear, expert = _in_layer(name[found.end() :], shape, split)
@@ -106,10 +122,16 @@ def _in_layer(rest: str, shape: tuple[int, ...], split: Split) -> tuple[str, Fra
     """Parameter, share, linear, expert of a tensor inside a layer; the same in every layer, hence the cache."""
     attribute = rest.rsplit(".", 1)[-1]
     if expert := _EXPERT.search("." + rest):
-        share = Fraction(-(-split.experts // split.ep), split.experts) if split.ep > 1 else Fraction(1, split.tp)
+        share = (
+            Fraction(-(-split.experts // split.ep), split.experts)
+            if split.ep > 1
+            else Fraction(1, split.tp)
+        )
         stacked = "w2" if expert.group(2).startswith(("down", "w2")) else "w13"
         match = re.fullmatch(r"(?:gate_up_proj|down_proj|gate_proj|up_proj)_?(\w*)", attribute)
-        own = (match.group(1) or "weight") if match else attribute  # a stacked tensor is its own parameter
+        own = (
+            (match.group(1) or "weight") if match else attribute
+        )  # a stacked tensor is its own parameter
         return f"experts.{stacked}.{own}", share, True, True
     module, leaf = _module(rest)
     linear = len(shape) == 2 and not re.search(r"norm|router|(^|\.)gate$|conv", module + leaf)

@@ -102,9 +102,13 @@ def plan(
 def _parts(target: ModelFacts, draft: ModelFacts | None, shape: shapes.Shape) -> _Parts:
     """Both models. The draft sits on the last stage; the target's online quantization is not the draft's."""
     config = target.text_config
-    main = weighing.of_model(target, shape, online=shape.quantization if shape.weight_format is None else None)
+    main = weighing.of_model(
+        target, shape, online=shape.quantization if shape.weight_format is None else None
+    )
     model = cache_layers.of_target(config, shape)
-    proposer = cache_layers.of_draft(shape.method, config, draft.text_config if draft else None, shape)
+    proposer = cache_layers.of_draft(
+        shape.method, config, draft.text_config if draft else None, shape
+    )
     cache_notes = model.assumed + tuple(f"draft {a}" for a in proposer.assumed)
     assumed = [*main.assumed, *cache_notes]
     if shape.extra.get("enable_lora"):
@@ -124,7 +128,9 @@ def _parts(target: ModelFacts, draft: ModelFacts | None, shape: shapes.Shape) ->
                   tuple(assumed), not cache_notes)  # fmt: skip
 
 
-def _stages(parts: _Parts, shape: shapes.Shape, constants: overhead.Constants, gpu_name: str | None) -> list[Stage]:
+def _stages(
+    parts: _Parts, shape: shapes.Shape, constants: overhead.Constants, gpu_name: str | None
+) -> list[Stage]:
     built, start, end = [], 0, shape.pp - 1
     for i, count in enumerate(stages(len(parts.layers), shape.pp, shape.layer_split)):
         layers = parts.layers[start : start + count] + (parts.proposer if i == end else ())
@@ -145,15 +151,22 @@ def _without_draft(
     """The same deployment serving the target alone."""
     alone = replace(shape, method=None, num_speculative_tokens=0)
     layers = cache_layers.of_target(parts.config, alone).layers  # a state is smaller without drafts
-    built = _stages(replace(parts, draft=0, layers=layers, proposer=()), alone, constants, gpus[0].name)
+    built = _stages(
+        replace(parts, draft=0, layers=layers, proposer=()), alone, constants, gpus[0].name
+    )
     if calibration is not None:
-        calibration = replace(calibration, weights_bytes=max(0, calibration.weights_bytes - parts.draft))
+        calibration = replace(
+            calibration, weights_bytes=max(0, calibration.weights_bytes - parts.draft)
+        )
     planned = [_gpu_plan(gpu, n, built, alone, calibration) for n, gpu in enumerate(gpus)]
     return _capacity(planned, built, shape.max_model_len)
 
 
 def _gpus(
-    settings: Settings, devices: Sequence[Device] | None, backend: shapes.Backend, free_ram: int | None
+    settings: Settings,
+    devices: Sequence[Device] | None,
+    backend: shapes.Backend,
+    free_ram: int | None,
 ) -> tuple[list[_Gpu], int | None]:
     """The GPUs that the deployment gets, in order, and how many there are. What-if comes before what is there."""
     model, hardware = settings.models.target_model, settings.hardware
@@ -167,7 +180,10 @@ def _gpus(
         known = None if total is None else len(found)
     else:
         seen = list(devices or ())[: hardware.gpu_count]
-        found = [_Gpu(d.index, d.total_bytes - d.reserved_bytes, d.used_bytes, d.name, d.processes) for d in seen]
+        found = [
+            _Gpu(d.index, d.total_bytes - d.reserved_bytes, d.used_bytes, d.name, d.processes)
+            for d in seen
+        ]
         known = len(found) if devices is not None else None
     nodes = settings.engine.node_count
     if nodes > 1:  # the others are taken to be like this one
@@ -178,7 +194,11 @@ def _gpus(
 
 
 def _gpu_plan(
-    gpu: _Gpu, number: int, built: Sequence[Stage], shape: shapes.Shape, calibration: Calibration | None
+    gpu: _Gpu,
+    number: int,
+    built: Sequence[Stage],
+    shape: shapes.Shape,
+    calibration: Calibration | None,
 ) -> GpuPlan:
     at = number // shape.tp
     stage, extra, budget = built[at], built[at].overhead, None
@@ -198,27 +218,37 @@ def _gpu_plan(
         )  # fmt: skip
     if shape.kv_cache_bytes is not None:
         return replace(made, kv_cache_bytes=shape.kv_cache_bytes)
-    return made if budget is None else replace(made, kv_cache_bytes=max(0, budget - made.fixed_bytes))
+    return (
+        made if budget is None else replace(made, kv_cache_bytes=max(0, budget - made.fixed_bytes))
+    )
 
 
 def _capacity(gpus: Sequence[GpuPlan], built: Sequence[Stage], length: int) -> Capacity:
     """The smallest GPU's blocks, which all of them use."""
     if any(g.kv_cache_bytes is None for g in gpus):
         return Capacity(0, 0.0)
-    counted = [(built[g.stage].cache.blocks(g.kv_cache_bytes or 0), built[g.stage].cache) for g in gpus]
+    counted = [
+        (built[g.stage].cache.blocks(g.kv_cache_bytes or 0), built[g.stage].cache) for g in gpus
+    ]
     blocks, cache = min(counted, key=lambda pair: pair[0])
     return Capacity(cache.tokens(blocks, length), cache.requests(blocks, length))
 
 
 def _refusal(
-    parts: _Parts, gpus: Sequence[GpuPlan], built: Sequence[Stage], shape: shapes.Shape, found: int | None
+    parts: _Parts,
+    gpus: Sequence[GpuPlan],
+    built: Sequence[Stage],
+    shape: shapes.Shape,
+    found: int | None,
 ) -> Refusal | None:
     """Why the engine would not start; None when it would."""
     if found is not None and found < shape.gpus:
         return "gpu-count"
     if not _divides(parts.config, shape.tp):
         return "split"
-    verdicts = (_gpu_refusal(gpu, built[gpu.stage], shape, known=parts.cache_is_known) for gpu in gpus)
+    verdicts = (
+        _gpu_refusal(gpu, built[gpu.stage], shape, known=parts.cache_is_known) for gpu in gpus
+    )
     return next((v for v in verdicts if v is not None), None)
 
 
@@ -229,7 +259,11 @@ def _divides(config: Config, tp: int) -> bool:
 
 def _possible_tp(config: Config, shape: shapes.Shape, found: int | None) -> int | None:
     most = shape.tp - 1 if found is None else min(shape.tp - 1, found // shape.pp)
-    legal = (n for n in range(most, 0, -1) if _divides(config, n) and consistency.undivided(config, n) is None)
+    legal = (
+        n
+        for n in range(most, 0, -1)
+        if _divides(config, n) and consistency.undivided(config, n) is None
+    )
     return next(legal, None)
 
 

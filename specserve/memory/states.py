@@ -33,7 +33,9 @@ def state_bytes(config: Config, shape: Shape) -> int | None:
         return None
     conv = DTYPE_BYTES.get(shape.state_dtypes[0], shape.dtype_bytes)
     stated = str(config.get("mamba_ssm_dtype") or config.get("mamba_ssm_cache_dtype"))
-    own = 4 if shape.backend == "cpu" else layout.matrix_bytes or conv  # CPU kernels keep float32 matrices
+    own = (
+        4 if shape.backend == "cpu" else layout.matrix_bytes or conv
+    )  # CPU kernels keep float32 matrices
     value = DTYPE_BYTES.get(shape.state_dtypes[1]) or DTYPE_BYTES.get(stated) or own
     window = layout.taps - 1 + (shape.num_speculative_tokens if layout.keeps_drafts else 0)
     return layout.width * window * conv + layout.matrix * value
@@ -43,21 +45,44 @@ def _layouts(config: Config, tp: int) -> Iterator[_Layout]:
     number = partial(first_int, config)
     heads, keys, key_dim, value_dim, taps = (
         number(f"linear_{name}")
-        for name in ("num_value_heads", "num_key_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
+        for name in (
+            "num_value_heads",
+            "num_key_heads",
+            "key_head_dim",
+            "value_head_dim",
+            "conv_kernel_dim",
+        )
     )
     if heads and keys and key_dim and value_dim and taps:  # Qwen3-Next, Qwen3.5
-        yield _Layout((2 * key_dim * keys + value_dim * heads) // tp, taps, heads // tp * value_dim * key_dim)
+        yield _Layout(
+            (2 * key_dim * keys + value_dim * heads) // tp, taps, heads // tp * value_dim * key_dim
+        )
     linear = config.get("linear_attn_config")
     if isinstance(linear, Mapping):  # Kimi Linear
         heads, dim = first_int(linear, "num_heads") or 0, first_int(linear, "head_dim") or 0
-        yield _Layout(3 * heads * dim // tp, first_int(linear, "short_conv_kernel_size") or 4, heads // tp * dim**2, 4)
-    heads, size = number("mamba_num_heads", "mamba_n_heads"), number("ssm_state_size", "mamba_d_state", "state_size")
+        yield _Layout(
+            3 * heads * dim // tp,
+            first_int(linear, "short_conv_kernel_size") or 4,
+            heads // tp * dim**2,
+            4,
+        )
+    heads, size = (
+        number("mamba_num_heads", "mamba_n_heads"),
+        number("ssm_state_size", "mamba_d_state", "state_size"),
+    )
     if heads and size:  # Mamba 2
-        dim, groups = number("mamba_head_dim", "mamba_d_head") or 64, number("n_groups", "mamba_n_groups") or 1
+        dim, groups = (
+            number("mamba_head_dim", "mamba_d_head") or 64,
+            number("n_groups", "mamba_n_groups") or 1,
+        )
         groups += 0 if groups % tp == 0 else tp - groups
         yield _Layout((heads * dim + 2 * groups * size) // tp, number("conv_kernel", "mamba_d_conv") or 4,
                       heads // tp * dim * size, 4 if config.get("model_type") == "nemotron_h" else None)  # fmt: skip
-    expand, size, hidden = number("mamba_expand"), number("mamba_d_state", "state_size"), number("hidden_size")
+    expand, size, hidden = (
+        number("mamba_expand"),
+        number("mamba_d_state", "state_size"),
+        number("hidden_size"),
+    )
     if expand and size and hidden:  # Jamba
         inner = expand * hidden // tp
         yield _Layout(inner, number("mamba_d_conv") or 4, inner * size, keeps_drafts=False)

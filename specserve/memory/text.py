@@ -20,9 +20,17 @@ def conclusion(plan: Plan) -> str:
         return "no GPU found and none described; set hardware.gpu_name to see whether it fits"
     if not plan.fits:
         return "does not fit"
-    length = f"{plan.max_model_len // 1024}k" if plan.max_model_len % 1024 == 0 else str(plan.max_model_len)
+    length = (
+        f"{plan.max_model_len // 1024}k"
+        if plan.max_model_len % 1024 == 0
+        else str(plan.max_model_len)
+    )
     here = f"fits; {plan.capacity.requests:.1f} requests of {length} tokens"
-    return f"{here} with {plan.proposer}, {plan.without_draft.requests:.1f} without" if plan.proposer else here
+    return (
+        f"{here} with {plan.proposer}, {plan.without_draft.requests:.1f} without"
+        if plan.proposer
+        else here
+    )
 
 
 def render(plan: Plan) -> str:
@@ -30,7 +38,13 @@ def render(plan: Plan) -> str:
     gpu = plan.tightest
     table = [*rows(plan, gpu)]
     if gpu.kv_cache_bytes is not None and plan.fits is not None:
-        table.append(("left for KV cache", gib(gpu.kv_cache_bytes), f"{plan.capacity.kv_cache_tokens} tokens"))
+        table.append(
+            (
+                "left for KV cache",
+                gib(gpu.kv_cache_bytes),
+                f"{plan.capacity.kv_cache_tokens} tokens",
+            )
+        )
     lines = [_title(plan), *_aligned(table), *(f"Assumed: {note}" for note in plan.assumed)]
     return "\n".join([*lines, f"Confidence: {plan.confidence}", conclusion(plan)])
 
@@ -39,7 +53,9 @@ def _title(plan: Plan) -> str:
     gpu = plan.tightest
     if plan.backend == "cpu":
         return "Memory" + ("" if gpu.total_bytes is None else f", {gib(gpu.total_bytes)} free")
-    title = f"GPU {gpu.index}" + (f", the tightest of {len(plan.gpus)}" if len(plan.gpus) > 1 else "")
+    title = f"GPU {gpu.index}" + (
+        f", the tightest of {len(plan.gpus)}" if len(plan.gpus) > 1 else ""
+    )
     title += f": {plan.gpu_name}" if plan.gpu_name else ""
     return title if gpu.budget_bytes is None else f"{title}, {share(plan, gpu)}"
 
@@ -60,14 +76,21 @@ class Cell:
 
 
 def grid(
-    replan: Callable[[int, bool, float], Plan], length: int, limit: int, shares: Collection[float], *, draft: bool
+    replan: Callable[[int, bool, float], Plan],
+    length: int,
+    limit: int,
+    shares: Collection[float],
+    *,
+    draft: bool,
 ) -> list[Cell]:
     """What if: context from a quarter to double, draft on and off, more and less of the GPU.
 
     ``replan`` plans again with a max_model_len, the draft or not, and a utilization, one of ``shares``; ``limit`` is
     the model's own context.
     """
-    lengths = sorted({max(1, length // 4), max(1, length // 2), length, max(length, min(length * 2, limit))})
+    lengths = sorted(
+        {max(1, length // 4), max(1, length // 2), length, max(length, min(length * 2, limit))}
+    )
     cells = []
     for n, on, part in product(lengths, (True, False) if draft else (False,), sorted(shares)):
         made = replan(n, on, part)
@@ -77,7 +100,9 @@ def grid(
 
 def render_grid(cells: Sequence[Cell]) -> str:
     """Requests at once by context and utilization, in the order of :func:`grid`; a dash where it does not fit."""
-    lines = [(key, list(row)) for key, row in groupby(cells, key=lambda c: (c.max_model_len, c.draft))]
+    lines = [
+        (key, list(row)) for key, row in groupby(cells, key=lambda c: (c.max_model_len, c.draft))
+    ]
     shares = [f"{c.utilization:.2f} of the GPU" for c in lines[0][1]]
     head = ("max_model_len", "drafting", *(shares if len(shares) > 1 else ["requests"]))
     body = [

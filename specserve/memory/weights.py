@@ -45,11 +45,15 @@ class Weights:
     assumed: tuple[str, ...] = ()
 
 
-def of_model(facts: ModelFacts, shape: Shape, *, tp: int | None = None, online: str | None = None) -> Weights:
+def of_model(
+    facts: ModelFacts, shape: Shape, *, tp: int | None = None, online: str | None = None
+) -> Weights:
     """Weights of one model under a deployment. ``tp`` is given for a draft, which is never cut into stages."""
     config, pp, total = facts.text_config, 1 if tp is not None else shape.pp, facts.total_size_bytes
     tp = shape.tp if tp is None else tp
-    split = Split.of(config, tp=tp, ep=shape.ep, replicate_tower=shape.extra.get("mm_encoder_tp_mode") == "data")
+    split = Split.of(
+        config, tp=tp, ep=shape.ep, replicate_tower=shape.extra.get("mm_encoder_tp_mode") == "data"
+    )
     if facts.tensors:
         staged, mtp = _loaded(facts.tensors, facts, shape, split, pp, online=online)
         return Weights(staged, "safetensors headers", mtp)
@@ -62,17 +66,30 @@ def of_model(facts: ModelFacts, shape: Shape, *, tp: int | None = None, online: 
         source = "index total_size, split as config.json says"
         return Weights(tuple(round(b * ratio) for b in staged), source, round(mtp * ratio))
     if total is None:
-        return Weights((0,) * pp, "unknown", assumed=("weights: unknown size, counted as 0; pull the checkpoint",))
+        return Weights(
+            (0,) * pp,
+            "unknown",
+            assumed=("weights: unknown size, counted as 0; pull the checkpoint",),
+        )
     share = round(total / (tp * pp) * (1 if tp == 1 else 1.01))  # 1 % is on every GPU
     note = "weights: split evenly over the GPUs, since neither headers nor a known config say more"
     return Weights((share,) * pp, "index total_size", assumed=(note,))
 
 
 def _loaded(
-    tensors: Mapping[str, TensorFacts], facts: ModelFacts, shape: Shape, split: Split, pp: int, *, online: str | None
+    tensors: Mapping[str, TensorFacts],
+    facts: ModelFacts,
+    shape: Shape,
+    split: Split,
+    pp: int,
+    *,
+    online: str | None,
 ) -> tuple[tuple[int, ...], int]:
     """Bytes on one GPU of each stage, and of the MTP module."""
-    counts, tied = stages(max(split.layers, 1), pp, shape.layer_split), is_tied(facts.text_config, facts.config)
+    counts, tied = (
+        stages(max(split.layers, 1), pp, shape.layer_split),
+        is_tied(facts.text_config, facts.config),
+    )
     sums: list[defaultdict[str, float]] = [defaultdict(float) for _ in range(pp)]
     mtp: defaultdict[str, float] = defaultdict(float)
     padding = _mxfp4_padding(facts.text_config, split.tp, shape)
@@ -84,11 +101,17 @@ def _loaded(
         nbytes = loaded_bytes(name, tensor, where, shape.dtype_bytes, online) * share
         if name.endswith(("_blocks", "_scales")) and "experts" in name:
             nbytes *= padding
-        for into in [mtp] if where.part == "mtp" else [sums[stage] for stage in _stages_of(where, counts, tied)]:
+        for into in (
+            [mtp]
+            if where.part == "mtp"
+            else [sums[stage] for stage in _stages_of(where, counts, tied)]
+        ):
             into[where.parameter] += nbytes
     extra = runtime_copies(facts.text_config, split.tp, counts, shape)
     totals = (sum(allocated(round(b)) for b in stage.values()) for stage in sums)
-    staged = tuple(max(0, t + e - shape.cpu_offload_bytes) for t, e in zip(totals, extra, strict=True))
+    staged = tuple(
+        max(0, t + e - shape.cpu_offload_bytes) for t, e in zip(totals, extra, strict=True)
+    )
     return staged, sum(allocated(round(b)) for b in mtp.values())
 
 
@@ -105,13 +128,19 @@ def _stages_of(where: Place, counts: list[int], tied: bool) -> set[int]:
             return {stage_of(where.layer or 0, counts)}
 
 
-def loaded_bytes(name: str, tensor: TensorFacts, where: Place, dtype_bytes: int, online: str | None) -> float:
+def loaded_bytes(
+    name: str, tensor: TensorFacts, where: Place, dtype_bytes: int, online: str | None
+) -> float:
     """Bytes of a whole tensor once loaded: floats in the model's dtype, packed and scale tensors as stored."""
     if tensor.dtype not in _FLOATS:
         return tensor.nbytes
     elements = tensor.nbytes * 8 // DTYPE_BITS[tensor.dtype]
     bits = ONLINE_BITS.get(online or "")
-    if bits and where.part == "layer" and (where.expert if online == "experts_int8" else where.linear):
+    if (
+        bits
+        and where.part == "layer"
+        and (where.expert if online == "experts_int8" else where.linear)
+    ):
         return elements * bits / 8
     if _KEPT_FLOAT32.search(name):
         return tensor.nbytes
@@ -136,7 +165,9 @@ def runtime_copies(config: Config, tp: int, counts: list[int], shape: Shape) -> 
     absorbed = 0
     if is_mla(config):
         heads = (first_int(config, "num_attention_heads") or 0) // tp
-        width = (first_int(config, "qk_nope_head_dim") or 128) + (first_int(config, "v_head_dim") or 128)
+        width = (first_int(config, "qk_nope_head_dim") or 128) + (
+            first_int(config, "v_head_dim") or 128
+        )
         absorbed = (first_int(config, "kv_lora_rank") or 0) * heads * width * shape.dtype_bytes
     return [rope + absorbed * count for count in counts]
 
@@ -150,7 +181,9 @@ def rope_table_bytes(config: Config, shape: Shape) -> int:
         dim = int(dim * partial)
     rope = config.get("rope_scaling") or config.get("rope_parameters")
     factor = (
-        rope.get("factor") if isinstance(rope, Mapping) and rope.get("rope_type", rope.get("type")) == "linear" else 1
+        rope.get("factor")
+        if isinstance(rope, Mapping) and rope.get("rope_type", rope.get("type")) == "linear"
+        else 1
     )
     return int(positions * float(factor or 1)) * dim * shape.dtype_bytes
 
@@ -160,7 +193,10 @@ def _mxfp4_padding(config: Config, tp: int, shape: Shape) -> float:
 
     Up to 0.11 only the intermediate size was, to 256.
     """
-    hidden, inner = first_int(config, "hidden_size"), first_int(config, "intermediate_size", "moe_intermediate_size")
+    hidden, inner = (
+        first_int(config, "hidden_size"),
+        first_int(config, "intermediate_size", "moe_intermediate_size"),
+    )
     if not hidden or not inner:
         return 1.0
     own = -(-inner // tp)

@@ -55,7 +55,9 @@ def _rows(role: Role) -> Iterator[Finding]:
     tensors, wanted = role.facts.tensors or {}, vocab_size(role.facts)
     if wanted is None:
         return
-    tied = bool(role.facts.text_config.get("tie_word_embeddings"))  # then vLLM leaves a stored lm_head alone
+    tied = bool(
+        role.facts.text_config.get("tie_word_embeddings")
+    )  # then vLLM leaves a stored lm_head alone
     for name in (_first(tensors, _EMBEDDINGS), None if tied else _first(tensors, _LM_HEADS)):
         if name is None:
             continue
@@ -77,12 +79,26 @@ def _layers(role: Role) -> Iterator[Finding]:
     found = {
         int(m.group(1))
         for n in role.facts.tensors or ()
-        if (m := re.match(r"(?:model\.|language_model\.|model\.language_model\.)+layers\.(\d{1,6})\.", n))
+        if (
+            m := re.match(
+                r"(?:model\.|language_model\.|model\.language_model\.)+layers\.(\d{1,6})\.", n
+            )
+        )
     }
-    if found and type(wanted) is int and (missing := [i for i in range(min(wanted, 100_000)) if i not in found]):
+    if (
+        found
+        and type(wanted) is int
+        and (missing := [i for i in range(min(wanted, 100_000)) if i not in found])
+    ):
         shown = ", ".join(str(i) for i in missing[:5]) + (", ..." if len(missing) > 5 else "")
         message = f"layers {shown} have no tensors; config.json says num_hidden_layers {wanted}"
-        yield Finding("layers-missing", "error", f"{role.key}.path", message, "finish the download of this checkpoint")
+        yield Finding(
+            "layers-missing",
+            "error",
+            f"{role.key}.path",
+            message,
+            "finish the download of this checkpoint",
+        )
 
 
 def tensor_parallel(roles: Collection[Role]) -> Iterator[Finding]:
@@ -93,7 +109,9 @@ def tensor_parallel(roles: Collection[Role]) -> Iterator[Finding]:
         if (what := undivided(role.facts.text_config, tp)) is None:
             continue
         together = [r.facts.text_config for r in roles if r.tensor_parallel_size == tp]
-        smaller = max(n for n in range(1, tp) if all(undivided(config, n) is None for config in together))
+        smaller = max(
+            n for n in range(1, tp) if all(undivided(config, n) is None for config in together)
+        )
         of = "the draft" if role.key.endswith("draft_model") else "the target"
         message = f"{of} has {what}, which {tp} GPUs cannot share equally"
         yield Finding("tp-divisible", "error", where, message, f"set {where}: {smaller}")
@@ -101,13 +119,18 @@ def tensor_parallel(roles: Collection[Role]) -> Iterator[Finding]:
 
 def undivided(config: Mapping[str, object], tp: int) -> str | None:
     """What so many GPUs cannot share; None when they can."""
-    heads, kv = _count(config, "num_attention_heads", "n_head"), _count(config, "num_key_value_heads")
+    heads, kv = (
+        _count(config, "num_attention_heads", "n_head"),
+        _count(config, "num_key_value_heads"),
+    )
     inner = _count(config, "intermediate_size")
     if heads is not None and heads % tp:
         return f"{heads} attention heads"
     if kv is not None and kv % tp and tp % kv:
         return f"{kv} key/value heads"
-    if inner is not None and inner % tp and not _count(config, *_EXPERTS):  # experts are padded, or not split at all
+    if (
+        inner is not None and inner % tp and not _count(config, *_EXPERTS)
+    ):  # experts are padded, or not split at all
         return f"intermediate_size {inner}"
     return None
 
@@ -133,7 +156,11 @@ def _quantization(role: Role) -> Iterator[Finding]:
         message = f"the checkpoint is quantized with {stored}; quantization is set to {asked}"
         where = f"{role.key}.quantization"
         yield Finding(
-            "quantization-mismatch", "error", where, message, f"remove {where}: vLLM reads the checkpoint's own"
+            "quantization-mismatch",
+            "error",
+            where,
+            message,
+            f"remove {where}: vLLM reads the checkpoint's own",
         )
 
 
@@ -157,18 +184,35 @@ def code(role: Role, known: Collection[str] | None) -> Iterator[Finding]:
     native = known is None or facts.model_type in known or _parsed_otherwise(facts)
     if not native and own is None:
         message = f"{facts.path} is of type {facts.model_type!r}, which the installed vLLM and Transformers do not know"
-        yield Finding("model-type-unknown", "error", f"{role.key}.path", message, "install a newer vLLM")
+        yield Finding(
+            "model-type-unknown", "error", f"{role.key}.path", message, "install a newer vLLM"
+        )
     elif not native and not role.trust_remote_code:
-        message = f"{facts.path} is of type {facts.model_type!r}, which only its own Python code can load"
+        message = (
+            f"{facts.path} is of type {facts.model_type!r}, which only its own Python code can load"
+        )
         fix = f"read that code, pin both revisions, then set {where}: true (it applies to both models)"
         yield Finding("remote-code", "error", where, message, fix)
     elif not native and own not in facts.files:
         message = f"{facts.path} needs its own code and {own} is not there"
-        yield Finding("remote-code", "error", f"{role.key}.path", message, "download the whole repository")
+        yield Finding(
+            "remote-code", "error", f"{role.key}.path", message, "download the whole repository"
+        )
     elif own is not None and known is None and not role.trust_remote_code:
         message = f"{facts.path} ships Python code; vLLM may need trust_remote_code for it, which is for both models"
-        yield Finding("remote-code", "warning", where, message, f"read it, pin the revision, then set {where}: true")
-    if own is not None and role.trust_remote_code and facts.revision and not _is_pinned(role.settings.revision):
+        yield Finding(
+            "remote-code",
+            "warning",
+            where,
+            message,
+            f"read it, pin the revision, then set {where}: true",
+        )
+    if (
+        own is not None
+        and role.trust_remote_code
+        and facts.revision
+        and not _is_pinned(role.settings.revision)
+    ):
         message = f"{facts.path} runs its own Python code and is not pinned; the code may change at any time"
         fix = f"set {role.key}.revision: {facts.revision}"
         yield Finding("remote-code-unpinned", "error", f"{role.key}.revision", message, fix)
@@ -183,7 +227,9 @@ def _own_config_class(facts: ModelFacts) -> str | None:
 
 def _parsed_otherwise(facts: ModelFacts) -> bool:
     """Formats that vLLM unwraps itself: speculators, and Medusa's first one, which has no model_type."""
-    return "speculators_model_type" in facts.config or any(key.startswith("medusa_num") for key in facts.config)
+    return "speculators_model_type" in facts.config or any(
+        key.startswith("medusa_num") for key in facts.config
+    )
 
 
 def _is_pinned(revision: str | None) -> bool:
@@ -193,7 +239,11 @@ def _is_pinned(revision: str | None) -> bool:
 def _revision(role: Role) -> Iterator[Finding]:
     commit = role.facts.revision
     if commit is not None and not _is_pinned(role.settings.revision):
-        now = f"{role.settings.revision!r} is a branch or tag" if role.settings.revision else "no revision is set"
+        now = (
+            f"{role.settings.revision!r} is a branch or tag"
+            if role.settings.revision
+            else "no revision is set"
+        )
         message = f"{now}; the files of {role.facts.path} may change between two starts"
         fix = f"set {role.key}.revision: {commit}"
         yield Finding("revision-unpinned", "warning", f"{role.key}.revision", message, fix)

@@ -21,11 +21,15 @@ def check(head: ModelFacts, rows: int, target_vocab: int) -> Iterator[Finding]:
     table = head.tensors.get("d2t") or head.tensors.get("model.d2t")
     if table is None:
         message = f"the head drafts from {rows} of {target_vocab} tokens and has no d2t table to name them"
-        yield Finding("head-d2t", "error", DRAFT, message, "convert the head again, with its d2t table")
+        yield Finding(
+            "head-d2t", "error", DRAFT, message, "convert the head again, with its d2t table"
+        )
         return
     if table.shape != (rows,) or table.dtype not in _FORMATS:
         message = f"d2t is {list(table.shape)} of {table.dtype}; must be [{rows}] of whole numbers, one per draft token"
-        yield Finding("head-d2t", "error", DRAFT, message, "convert the head again, with its d2t table")
+        yield Finding(
+            "head-d2t", "error", DRAFT, message, "convert the head again, with its d2t table"
+        )
         return
     offsets = read_whole_numbers(head, table)
     if offsets is None:
@@ -33,11 +37,21 @@ def check(head: ModelFacts, rows: int, target_vocab: int) -> Iterator[Finding]:
     targets = [i + offset for i, offset in enumerate(offsets)]
     bad = next((i for i, t in enumerate(targets) if not 0 <= t < target_vocab), None)
     if bad is not None:
-        message = f"d2t maps draft id {bad} to {targets[bad]}; the target's ids end at {target_vocab - 1}"
-        yield Finding("head-d2t", "error", DRAFT, message, "use a head that was trained for this target")
+        message = (
+            f"d2t maps draft id {bad} to {targets[bad]}; the target's ids end at {target_vocab - 1}"
+        )
+        yield Finding(
+            "head-d2t", "error", DRAFT, message, "use a head that was trained for this target"
+        )
     elif len(set(targets)) < len(targets):
         message = f"d2t maps {len(targets) - len(set(targets))} draft ids to a target id that another one has too"
-        yield Finding("head-d2t", "error", DRAFT, message, "convert the head again; d2t must hold differences, not ids")
+        yield Finding(
+            "head-d2t",
+            "error",
+            DRAFT,
+            message,
+            "convert the head again; d2t must hold differences, not ids",
+        )
 
 
 def read_whole_numbers(facts: ModelFacts, tensor: TensorFacts) -> list[int] | None:

@@ -31,7 +31,10 @@ class Head:
 
     def tensor(self, *names: str) -> TensorFacts | None:
         """The first of these tensors that is there, with or without the ``model.`` prefix."""
-        return next((t for n in names for t in (self.tensors.get(n), self.tensors.get(f"model.{n}")) if t), None)
+        return next(
+            (t for n in names for t in (self.tensors.get(n), self.tensors.get(f"model.{n}")) if t),
+            None,
+        )
 
     def has(self, part: str) -> bool:
         """Whether any tensor's name contains this."""
@@ -44,7 +47,14 @@ def head_of(facts: ModelFacts) -> Head:
     for key in ("transformer_layer_config", "model"):
         inner = facts.config.get(key)
         if isinstance(inner, Mapping):
-            config = {**inner, **{k: v for k, v in facts.config.items() if k not in ("architectures", "model_type")}}
+            config = {
+                **inner,
+                **{
+                    k: v
+                    for k, v in facts.config.items()
+                    if k not in ("architectures", "model_type")
+                },
+            }
     return Head(facts, config, facts.tensors or {})
 
 
@@ -58,7 +68,9 @@ def mask_token(head: Head) -> bool:
 
 
 def bad_config(message: str) -> Finding:
-    return Finding("head-config", "error", DRAFT, message, "use a head that was exported for this vLLM")
+    return Finding(
+        "head-config", "error", DRAFT, message, "use a head that was exported for this vLLM"
+    )
 
 
 def hidden_size(facts: ModelFacts) -> int | None:
@@ -71,7 +83,13 @@ def _width(head_needs: int | None, target: ModelFacts, what: str) -> Iterator[Fi
     has = hidden_size(target)
     if head_needs is not None and has is not None and head_needs != has:
         message = f"the draft expects hidden size {head_needs} ({what}), the target has {has}; they must be equal"
-        yield Finding("head-hidden-size", "error", DRAFT, message, "use a head that was trained for this target")
+        yield Finding(
+            "head-hidden-size",
+            "error",
+            DRAFT,
+            message,
+            "use a head that was trained for this target",
+        )
 
 
 def eagle(target: ModelFacts, head: Head) -> Iterator[Finding]:
@@ -82,8 +100,16 @@ def eagle(target: ModelFacts, head: Head) -> Iterator[Finding]:
     if fc is None and not head.has("eagle_linear"):  # Mistral's name for it
         yield from _missing(head, "fc.weight")
     elif fc is not None and own and hidden_size(target) == own and fc.shape != (own, 2 * own):
-        message = f"fc.weight is {list(fc.shape)}; EAGLE on hidden size {own} has [{own}, {2 * own}]"
-        yield Finding("head-fc", "error", DRAFT, message, "check that this is an EAGLE head (EAGLE3 reads more layers)")
+        message = (
+            f"fc.weight is {list(fc.shape)}; EAGLE on hidden size {own} has [{own}, {2 * own}]"
+        )
+        yield Finding(
+            "head-fc",
+            "error",
+            DRAFT,
+            message,
+            "check that this is an EAGLE head (EAGLE3 reads more layers)",
+        )
     yield from _vocabulary(target, head, pruned=False)
 
 
@@ -92,7 +118,9 @@ def _missing(head: Head, *names: str) -> Iterator[Finding]:
     for name in names:
         if head.tensors and not head.has(name.removesuffix("weight")):
             message = f"the draft has no tensor {name}; vLLM would run it on memory nobody filled"
-            yield Finding("head-tensor-missing", "error", DRAFT, message, "convert or download the head again")
+            yield Finding(
+                "head-tensor-missing", "error", DRAFT, message, "convert or download the head again"
+            )
 
 
 def aux_layers(head: Head) -> list[int] | None:
@@ -117,11 +145,21 @@ def _aux(target: ModelFacts, head: Head) -> Iterator[Finding]:
         if len({2, layers // 2, layers - 3}) < 3:
             message = f"the head names no layers and the usual three do not exist in a target of {layers} layers"
             yield Finding(
-                "head-aux-layers", "error", DRAFT, message, "set eagle_aux_hidden_state_layer_ids in its config"
+                "head-aux-layers",
+                "error",
+                DRAFT,
+                message,
+                "set eagle_aux_hidden_state_layer_ids in its config",
             )
     elif bad := [i for i in ids if not 0 <= i <= layers]:
         message = f"the head reads layer {bad[0]}, the target has {layers}; every layer must exist"
-        yield Finding("head-aux-layers", "error", DRAFT, message, "use a head that was trained for this target")
+        yield Finding(
+            "head-aux-layers",
+            "error",
+            DRAFT,
+            message,
+            "use a head that was trained for this target",
+        )
 
 
 def eagle3(target: ModelFacts, head: Head, *, parallel: bool) -> Iterator[Finding]:
@@ -130,21 +168,31 @@ def eagle3(target: ModelFacts, head: Head, *, parallel: bool) -> Iterator[Findin
     says = head.number("target_hidden_size") or own
     yield from _aux(target, head)
     eagle_config = head.config.get("eagle_config")
-    uses_aux = not isinstance(eagle_config, Mapping) or eagle_config.get("use_aux_hidden_state", True)
+    uses_aux = not isinstance(eagle_config, Mapping) or eagle_config.get(
+        "use_aux_hidden_state", True
+    )
     fc = head.tensor("fc.weight")
     if uses_aux and fc is None:
         yield from _missing(head, "fc.weight")
     count = len(aux_layers(head) or ()) or head.number("num_aux_hidden_states") or 3
     if says is not None and wide is not None and says != wide:
         yield from _width(says, target, "target_hidden_size")
-    elif uses_aux and fc is not None and wide is not None and len(fc.shape) == 2 and fc.shape[1] != count * wide:
+    elif (
+        uses_aux
+        and fc is not None
+        and wide is not None
+        and len(fc.shape) == 2
+        and fc.shape[1] != count * wide
+    ):
         message = f"fc.weight reads {fc.shape[1]} values; {count} layers of the target give {count * wide}"
-        yield Finding("head-fc", "error", DRAFT, message, "use a head that was trained for this target")
-    if own != wide and head.tensors and not head.has("embed_tokens"):
-        message = (
-            f"the head has no embedding of its own and cannot share the target's: its hidden size is {own}, not {wide}"
+        yield Finding(
+            "head-fc", "error", DRAFT, message, "use a head that was trained for this target"
         )
-        yield Finding("head-embedding", "error", DRAFT, message, "use a head that ships embed_tokens")
+    if own != wide and head.tensors and not head.has("embed_tokens"):
+        message = f"the head has no embedding of its own and cannot share the target's: its hidden size is {own}, not {wide}"
+        yield Finding(
+            "head-embedding", "error", DRAFT, message, "use a head that ships embed_tokens"
+        )
     if parallel and head.tensors and not head.has("mask_hidden"):
         yield from _missing(head, "mask_hidden")
     yield from _vocabulary(target, head, pruned=True)
@@ -155,7 +203,13 @@ def _vocabulary(target: ModelFacts, head: Head, *, pruned: bool) -> Iterator[Fin
     ours, theirs = vocab_size(target), head.number("vocab_size")
     if ours is not None and theirs is not None and ours != theirs:
         message = f"the head's vocab_size is {theirs}, the target's {ours}; they must be equal"
-        yield Finding("head-vocab-size", "error", DRAFT, message, "use a head that was trained for this target")
+        yield Finding(
+            "head-vocab-size",
+            "error",
+            DRAFT,
+            message,
+            "use a head that was trained for this target",
+        )
         return
     rows = (head.number("draft_vocab_size") or theirs) if pruned else theirs
     lm_head, embed = head.tensor("lm_head.weight"), head.tensor("embed_tokens.weight")
@@ -165,23 +219,41 @@ def _vocabulary(target: ModelFacts, head: Head, *, pruned: bool) -> Iterator[Fin
         if tensor is not None and wanted is not None and tensor.shape[:1] != (wanted,):
             name = "lm_head.weight" if tensor is lm_head else "embed_tokens.weight"
             message = f"{name} in {tensor.file} has {tensor.shape[0] if tensor.shape else 0} rows, {key} is {wanted}"
-            yield Finding("head-vocab-rows", "error", DRAFT, message, "restore the head's own config.json")
+            yield Finding(
+                "head-vocab-rows", "error", DRAFT, message, "restore the head's own config.json"
+            )
     if pruned and rows is not None and ours is not None and rows != ours:
         if lm_head is None and head.tensors and not head.has("lm_head"):
             message = f"the head drafts from {rows} of {ours} tokens and has no lm_head; the target's has {ours} rows"
-            yield Finding("head-tensor-missing", "error", DRAFT, message, "convert or download the head again")
+            yield Finding(
+                "head-tensor-missing", "error", DRAFT, message, "convert or download the head again"
+            )
         yield from d2t.check(head.facts, rows, ours)
 
 
 def dflash(target: ModelFacts, head: Head, k: int) -> Iterator[Finding]:
     yield from _aux(target, head)
-    own, fc, ids = head.number("target_hidden_size", "hidden_size"), head.tensor("fc.weight"), aux_layers(head)
+    own, fc, ids = (
+        head.number("target_hidden_size", "hidden_size"),
+        head.tensor("fc.weight"),
+        aux_layers(head),
+    )
     yield from _width(own, target, "target_hidden_size")
-    if fc is not None and ids and own == (wide := hidden_size(target)) and wide and fc.shape[1:] != (len(ids) * wide,):
+    if (
+        fc is not None
+        and ids
+        and own == (wide := hidden_size(target))
+        and wide
+        and fc.shape[1:] != (len(ids) * wide,)
+    ):
         message = f"fc.weight reads {fc.shape[-1]} values; {len(ids)} layers of the target give {len(ids) * wide}"
-        yield Finding("head-fc", "error", DRAFT, message, "use a head that was trained for this target")
+        yield Finding(
+            "head-fc", "error", DRAFT, message, "use a head that was trained for this target"
+        )
     if not mask_token(head):
-        yield bad_config("no mask token is named (dflash_config.mask_token_id); DFlash cannot draft without one")
+        yield bad_config(
+            "no mask token is named (dflash_config.mask_token_id); DFlash cannot draft without one"
+        )
     yield from block(head, k, "dflash")
     yield from _vocabulary(target, head, pruned=True)
 
@@ -202,18 +274,45 @@ def block(head: Head, k: int, method: str) -> Iterator[Finding]:
 
 
 def medusa(target: ModelFacts, head: Head, k: int) -> Iterator[Finding]:
-    first = next((t for n, t in head.tensors.items() if re.search(r"(layers\.0|\.0\.linear)\.weight$", n)), None)
-    yield from _width(first.shape[-1] if first and first.shape else head.number("hidden_size"), target, "hidden_size")
-    heads = {m.group(1) for n in head.tensors if (m := re.match(r"(?:medusa_heads\.)?(?:blocks\.)?(\d+)\.", n))}
+    first = next(
+        (t for n, t in head.tensors.items() if re.search(r"(layers\.0|\.0\.linear)\.weight$", n)),
+        None,
+    )
+    yield from _width(
+        first.shape[-1] if first and first.shape else head.number("hidden_size"),
+        target,
+        "hidden_size",
+    )
+    heads = {
+        m.group(1)
+        for n in head.tensors
+        if (m := re.match(r"(?:medusa_heads\.)?(?:blocks\.)?(\d+)\.", n))
+    }
     count = len(heads) or head.number("num_heads", "medusa_num_heads")
     if count is not None and k > count:
         message = f"num_speculative_tokens is {k}, the checkpoint has {count} heads; each token needs a head"
         yield Finding("head-too-few", "error", TOKENS, message, f"set {TOKENS}: {count}")
-    vocab, ours, pruned = head.number("vocab_size"), vocab_size(target), head.number("truncated_vocab_size")
+    vocab, ours, pruned = (
+        head.number("vocab_size"),
+        vocab_size(target),
+        head.number("truncated_vocab_size"),
+    )
     if vocab is not None and ours is not None and vocab != ours:
         message = f"the heads' vocab_size is {vocab}, the target's {ours}; they must be equal"
-        yield Finding("head-vocab-size", "error", DRAFT, message, "use heads that were trained for this target")
-    elif pruned is not None and vocab is not None and pruned < vocab and head.tensors and not head.has("token_map"):
+        yield Finding(
+            "head-vocab-size",
+            "error",
+            DRAFT,
+            message,
+            "use heads that were trained for this target",
+        )
+    elif (
+        pruned is not None
+        and vocab is not None
+        and pruned < vocab
+        and head.tensors
+        and not head.has("token_map")
+    ):
         yield from _missing(head, "token_map")
 
 
@@ -228,4 +327,10 @@ def mlp(target: ModelFacts, head: Head, k: int) -> Iterator[Finding]:
     vocab, ours = head.number("vocab_size"), vocab_size(target)
     if vocab is not None and ours is not None and vocab != ours:
         message = f"the speculator's vocab_size is {vocab}, the target's {ours}; they must be equal"
-        yield Finding("head-vocab-size", "error", DRAFT, message, "use a speculator that was trained for this target")
+        yield Finding(
+            "head-vocab-size",
+            "error",
+            DRAFT,
+            message,
+            "use a speculator that was trained for this target",
+        )

@@ -15,7 +15,13 @@ from specserve.findings import Finding
 from specserve.pair import head_shapes as shapes
 from specserve.pair.head_shapes import DRAFT, bad_config, head_of, mask_token
 
-_SPECULATORS = {"eagle3": "eagle3", "peagle": "eagle3", "dflash": "dflash", "dflash2": "dflash", "dspark": "dspark"}
+_SPECULATORS = {
+    "eagle3": "eagle3",
+    "peagle": "eagle3",
+    "dflash": "dflash",
+    "dflash2": "dflash",
+    "dspark": "dspark",
+}
 """``speculators_model_type`` -> vLLM's method."""
 
 
@@ -32,20 +38,31 @@ def kind_of(facts: ModelFacts) -> str | None:
         return "mtp"
     if any(key.startswith("medusa_num") for key in facts.config):
         return "medusa"
-    named = facts.model_type == "eagle" or any(re.match(r"Eagle[A-Z]", a) for a in facts.architectures)
+    named = facts.model_type == "eagle" or any(
+        re.match(r"Eagle[A-Z]", a) for a in facts.architectures
+    )
     return _kind_by_tensors(facts, named)  # Eagle2_5_VL is a multimodal model
 
 
 def _kind_by_tensors(facts: ModelFacts, named_eagle: bool) -> str | None:
     """EAGLE heads carry the target's architecture name; only their tensors tell."""
     tensors = facts.tensors or {}
-    if {"d2t", "t2d"} & tensors.keys() or any(n.startswith(("midlayer.", "model.midlayer.")) for n in tensors):
+    if {"d2t", "t2d"} & tensors.keys() or any(
+        n.startswith(("midlayer.", "model.midlayer.")) for n in tensors
+    ):
         return "eagle3"
     if named_eagle or ("fc.weight" in tensors and any(n.startswith("layers.") for n in tensors)):
         return "eagle"
-    if any(re.match(r"(model\.|language_model\.|transformer\.)?.*(layers|h|blocks)\.\d+\.", n) for n in tensors):
+    if any(
+        re.match(r"(model\.|language_model\.|transformer\.)?.*(layers|h|blocks)\.\d+\.", n)
+        for n in tensors
+    ):
         return "draft_model"
-    return "draft_model" if any("ForCausalLM" in a or "LMHead" in a for a in facts.architectures) else None
+    return (
+        "draft_model"
+        if any("ForCausalLM" in a or "LMHead" in a for a in facts.architectures)
+        else None
+    )
 
 
 _NAMES = {
@@ -76,7 +93,9 @@ def check(settings: Settings, target: ModelFacts, draft: ModelFacts) -> Iterator
     k = settings.speculative_decoding.num_speculative_tokens
     checks: dict[str, Callable[[], Iterator[Finding]]] = {
         "eagle": lambda: shapes.eagle(target, head),
-        "eagle3": lambda: shapes.eagle3(target, head, parallel=bool(settings.speculative_decoding.parallel_drafting)),
+        "eagle3": lambda: shapes.eagle3(
+            target, head, parallel=bool(settings.speculative_decoding.parallel_drafting)
+        ),
         "dflash": lambda: shapes.dflash(target, head, k),
         "dspark": lambda: shapes.block(head, k, "dspark"),
         "medusa": lambda: shapes.medusa(target, head, k),
@@ -85,8 +104,16 @@ def check(settings: Settings, target: ModelFacts, draft: ModelFacts) -> Iterator
     if method in checks:
         yield from checks[method]()
     if settings.speculative_decoding.parallel_drafting and not mask_token(head):
-        message = "parallel_drafting needs the id of a mask token and the draft's config.json names none"
-        yield Finding("mask-token-missing", "error", DRAFT, message, "remove speculative_decoding.parallel_drafting")
+        message = (
+            "parallel_drafting needs the id of a mask token and the draft's config.json names none"
+        )
+        yield Finding(
+            "mask-token-missing",
+            "error",
+            DRAFT,
+            message,
+            "remove speculative_decoding.parallel_drafting",
+        )
 
 
 def _wrong_kind(method: str, kind: str | None) -> Finding | None:
@@ -94,14 +121,14 @@ def _wrong_kind(method: str, kind: str | None) -> Finding | None:
         return None
     where, fix = "speculative_decoding.method", f"set speculative_decoding.method: {kind}"
     if method == "draft_model":
-        message = (
-            f"the draft is {_NAMES[kind]}, which cannot speak alone; method draft_model needs a whole language model"
-        )
+        message = f"the draft is {_NAMES[kind]}, which cannot speak alone; method draft_model needs a whole language model"
         return Finding("head-as-model", "error", where, message, fix)
     if kind == "draft_model":
         message = f"the draft is a whole language model; method {method} needs {_NAMES.get(method, 'its own head')}"
         return Finding("model-as-head", "error", where, message, fix)
-    message = f"the draft is {_NAMES[kind]}; method {method} needs {_NAMES.get(method, 'its own head')}"
+    message = (
+        f"the draft is {_NAMES[kind]}; method {method} needs {_NAMES.get(method, 'its own head')}"
+    )
     return Finding("head-kind", "error", where, message, fix)
 
 
@@ -116,17 +143,25 @@ def _speculators(settings: Settings, target: ModelFacts, draft: ModelFacts) -> I
         )
         missing = [k for k in required if k not in draft.config]
         if not isinstance(inner, Mapping):
-            yield bad_config("transformer_layer_config is missing; vLLM cannot unwrap this speculators checkpoint")
+            yield bad_config(
+                "transformer_layer_config is missing; vLLM cannot unwrap this speculators checkpoint"
+            )
         elif str(kind) not in _SPECULATORS:
-            yield bad_config(f"speculators_model_type {kind!r} is none that vLLM knows ({', '.join(_SPECULATORS)})")
+            yield bad_config(
+                f"speculators_model_type {kind!r} is none that vLLM knows ({', '.join(_SPECULATORS)})"
+            )
         elif kind in ("eagle3", "peagle") and model_type not in ("llama", "qwen3"):
-            yield bad_config(f"the head's layers are {model_type!r}; vLLM takes llama and qwen3 here")
+            yield bad_config(
+                f"the head's layers are {model_type!r}; vLLM takes llama and qwen3 here"
+            )
         elif missing:
             yield bad_config(f"{', '.join(missing)} is missing; vLLM needs it for {kind}")
         elif kind == "peagle" and not settings.speculative_decoding.parallel_drafting:
             message = "this head drafts all tokens in one pass; parallel_drafting must be on"
             fix = "set speculative_decoding.parallel_drafting: true"
-            yield Finding("head-config", "error", "speculative_decoding.parallel_drafting", message, fix)
+            yield Finding(
+                "head-config", "error", "speculative_decoding.parallel_drafting", message, fix
+            )
     yield from _verifier(target, draft)
 
 
@@ -139,12 +174,18 @@ def _verifier(target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:
     trained_for, given = verifier.get("name_or_path"), verifier.get("architectures")
     names = [n for n in given if isinstance(n, str)] if isinstance(given, list) else []
     if names and target.architectures and not set(names) & set(target.architectures):
-        message = f"the head was trained for a {names[0]}; the target is a {target.architectures[0]}"
-        yield Finding("head-verifier", "error", DRAFT, message, "use a head that was trained for this target")
-    elif isinstance(trained_for, str) and trained_for and _name(trained_for) not in _target_names(target):
         message = (
-            f"the head was trained for {trained_for}, the target is {target.path}; on other weights it is accepted less"
+            f"the head was trained for a {names[0]}; the target is a {target.architectures[0]}"
         )
+        yield Finding(
+            "head-verifier", "error", DRAFT, message, "use a head that was trained for this target"
+        )
+    elif (
+        isinstance(trained_for, str)
+        and trained_for
+        and _name(trained_for) not in _target_names(target)
+    ):
+        message = f"the head was trained for {trained_for}, the target is {target.path}; on other weights it is accepted less"
         fix = "use the head of this very target, or measure acceptance"
         yield Finding("head-verifier", "warning", DRAFT, message, fix)
 

@@ -18,31 +18,56 @@ _LENGTH_KEYS = (
     "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "max_target_positions",
     "max_sequence_length", "max_seq_length", "seq_len",
 )  # fmt: skip
-_ALREADY_SCALED = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling", "default")
+_ALREADY_SCALED = (
+    "su",
+    "longrope",
+    "llama3",
+    "yarn",
+    "deepseek_yarn",
+    "deepseek_llama_scaling",
+    "default",
+)
 
 _NO_FLOAT16 = frozenset({"gemma2", "gemma3", "gemma3_text", "glm4"})
 
 
-def check(settings: Settings, target: ModelFacts, draft: ModelFacts, *, is_head: bool) -> Iterator[Finding]:
+def check(
+    settings: Settings, target: ModelFacts, draft: ModelFacts, *, is_head: bool
+) -> Iterator[Finding]:
     """Everything that only the two together can tell."""
     if _same_model(target, draft):
         message = "the draft is the target itself (the same files); a draft must be a smaller model"
-        yield Finding("draft-is-target", "error", DRAFT, message, "set models.draft_model.path to another checkpoint")
+        yield Finding(
+            "draft-is-target",
+            "error",
+            DRAFT,
+            message,
+            "set models.draft_model.path to another checkpoint",
+        )
         return
     if settings.method == "draft_model":
         yield from _ratio(target, draft)
     yield from _context(settings, target, draft, is_head=is_head)
     yield from _types(settings, target, draft)
-    if uses_mrope(draft) and (settings.method == "draft_model" or settings.speculative_decoding.parallel_drafting):
-        message = "the draft uses M-RoPE (a multimodal model's positions), which vLLM cannot draft with"
-        yield Finding("draft-mrope", "error", DRAFT, message, "use a text-only draft, or eagle3 or mtp")
+    if uses_mrope(draft) and (
+        settings.method == "draft_model" or settings.speculative_decoding.parallel_drafting
+    ):
+        message = (
+            "the draft uses M-RoPE (a multimodal model's positions), which vLLM cannot draft with"
+        )
+        yield Finding(
+            "draft-mrope", "error", DRAFT, message, "use a text-only draft, or eagle3 or mtp"
+        )
 
 
 def _same_model(target: ModelFacts, draft: ModelFacts) -> bool:
     """The same folder or commit, or copies: equal configs, headers and first bytes of each weights file."""
     if target.folder and draft.folder and target.folder.resolve() == draft.folder.resolve():
         return True
-    if target.revision is not None and (target.path, target.revision) == (draft.path, draft.revision):
+    if target.revision is not None and (target.path, target.revision) == (
+        draft.path,
+        draft.revision,
+    ):
         return True
     return (
         target.config == draft.config
@@ -91,8 +116,15 @@ def native_length(facts: ModelFacts) -> int | None:
         return None
     rope = _rope(config)
     factor = rope.get("factor")
-    scaled = rope.get("rope_type", rope.get("type")) in (None, *_ALREADY_SCALED) or "gemma3" in facts.model_type
-    return min(lengths) if scaled or not isinstance(factor, int | float) or factor <= 0 else int(min(lengths) * factor)
+    scaled = (
+        rope.get("rope_type", rope.get("type")) in (None, *_ALREADY_SCALED)
+        or "gemma3" in facts.model_type
+    )
+    return (
+        min(lengths)
+        if scaled or not isinstance(factor, int | float) or factor <= 0
+        else int(min(lengths) * factor)
+    )
 
 
 def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -107,23 +139,33 @@ def uses_mrope(facts: ModelFacts) -> bool:
     return any("mrope_section" in _rope(config) for config in (facts.config, facts.text_config))
 
 
-def _context(settings: Settings, target: ModelFacts, draft: ModelFacts, *, is_head: bool) -> Iterator[Finding]:
+def _context(
+    settings: Settings, target: ModelFacts, draft: ModelFacts, *, is_head: bool
+) -> Iterator[Finding]:
     served, theirs = served_length(settings, target), native_length(draft)
     limit = settings.models.draft_model.max_model_len if settings.models.draft_model else None
     longest = min((n for n in (theirs, served) if n is not None), default=None)
     if limit is not None and longest is not None and limit > longest:
         message = f"models.draft_model.max_model_len is {limit}; draft and target allow {longest}"
         fix = f"set models.draft_model.max_model_len: {longest}, or remove it"
-        yield Finding("draft-max-model-len", "error", "models.draft_model.max_model_len", message, fix)
+        yield Finding(
+            "draft-max-model-len", "error", "models.draft_model.max_model_len", message, fix
+        )
     if served is None or theirs is None or theirs >= served:
         return
     what = "the head was trained up to" if is_head else "the draft's context is"
     effect = "acceptance beyond that is unproven"
-    if not is_head:  # vLLM 0.32, gpu_model_runner._input_fits_in_drafter: the longest sequence of a step decides
+    if (
+        not is_head
+    ):  # vLLM 0.32, gpu_model_runner._input_fits_in_drafter: the longest sequence of a step decides
         effect = "while one longer sequence runs, nothing is drafted for its whole batch"
     message = f"{what} {theirs} tokens, {served} are served; {effect}"
     yield Finding(
-        "draft-context", "warning", DRAFT, message, f"set engine.max_model_len: {theirs}, if requests allow it"
+        "draft-context",
+        "warning",
+        DRAFT,
+        message,
+        f"set engine.max_model_len: {theirs}, if requests allow it",
     )
 
 
@@ -132,10 +174,22 @@ def target_length(settings: Settings, target: ModelFacts) -> Iterator[Finding]:
     asked, native = settings.engine.max_model_len, native_length(target)
     extra = target.config.get("model_max_length")
     allowed = settings.engine.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") in ("1", "true")
-    if asked is None or native is None or asked <= native or allowed or (type(extra) is int and asked <= extra):
+    if (
+        asked is None
+        or native is None
+        or asked <= native
+        or allowed
+        or (type(extra) is int and asked <= extra)
+    ):
         return
     message = f"engine.max_model_len is {asked}; the target's config.json allows {native}"
-    yield Finding("context-too-long", "error", "engine.max_model_len", message, f"set engine.max_model_len: {native}")
+    yield Finding(
+        "context-too-long",
+        "error",
+        "engine.max_model_len",
+        message,
+        f"set engine.max_model_len: {native}",
+    )
 
 
 def float16_refused(settings: Settings, facts: ModelFacts, where: str) -> Iterator[Finding]:
@@ -160,14 +214,18 @@ def stored_dtype(facts: ModelFacts) -> str | None:
 def _types(settings: Settings, target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:
     """The draft runs in the target's dtype, and keeps its own quantization whatever the target's is."""
     asked, stored = settings.models.target_model.dtype, stored_dtype(draft)
-    runs = {"half": "float16", "float": "float32"}.get(asked, asked) if asked != "auto" else stored_dtype(target)
+    runs = (
+        {"half": "float16", "float": "float32"}.get(asked, asked)
+        if asked != "auto"
+        else stored_dtype(target)
+    )
     if runs and stored and runs != stored:
         message = f"the draft is stored as {stored} and runs as {runs}, the target's dtype"
         yield Finding("draft-dtype", "info", "models.draft_model.dtype", message)
     ours = settings.models.target_model.quantization or quantization_of(target)
-    theirs = (settings.models.draft_model and settings.models.draft_model.quantization) or quantization_of(draft)
+    theirs = (
+        settings.models.draft_model and settings.models.draft_model.quantization
+    ) or quantization_of(draft)
     if ours and ours != theirs:
-        message = (
-            f"the target is quantized with {ours}, the draft is {f'with {theirs}' if theirs else f'not ({stored})'}"
-        )
+        message = f"the target is quantized with {ours}, the draft is {f'with {theirs}' if theirs else f'not ({stored})'}"
         yield Finding("draft-quantization", "info", "models.draft_model.quantization", message)

@@ -15,7 +15,14 @@ TOKENS = "speculative_decoding.num_speculative_tokens"
 _KEYS = ("n_predict", "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 _ONE_MODULE = ("mimo_v2", "gemma4_assistant", "gemma4_unified_assistant")
 """Model types of which vLLM runs one module whatever the config says."""
-_ONE_BY_DEFAULT = ("longcat_flash", "step3p5", "step3p7", "minimax_m3_vl", "minimax_m3_mtp", "dots3_note")
+_ONE_BY_DEFAULT = (
+    "longcat_flash",
+    "step3p5",
+    "step3p7",
+    "minimax_m3_vl",
+    "minimax_m3_mtp",
+    "dots3_note",
+)
 """Model types for which vLLM assumes one module when the config names none."""
 _EVERY_MODULE_RUNS = ("step3p5", "step3p7", "inkling_model", "inkling_mm_model")
 
@@ -36,9 +43,7 @@ def check(carrier: ModelFacts, k: int, where: str) -> Iterator[Finding]:
     """``carrier`` is the target, or the separate checkpoint of the MTP modules; ``where`` is its config key."""
     n = modules(carrier)
     if not n or n < 1:
-        message = (
-            "method mtp needs a checkpoint with MTP modules; its config.json names none (num_nextn_predict_layers ...)"
-        )
+        message = "method mtp needs a checkpoint with MTP modules; its config.json names none (num_nextn_predict_layers ...)"
         fix = "choose another method, or a checkpoint that ships its MTP modules"
         yield Finding("mtp-modules-missing", "error", where, message, fix)
         return
@@ -48,7 +53,9 @@ def check(carrier: ModelFacts, k: int, where: str) -> Iterator[Finding]:
     if k > n and k % n:
         legal = ", ".join(str(i) for i in [*range(1, n + 1), 2 * n, 3 * n])
         message = f"num_speculative_tokens is {k}; with {n} MTP modules it must be up to {n} or a multiple of it"
-        yield Finding("mtp-multiple", "error", TOKENS, message, f"set {TOKENS} to one of {legal}, ...")
+        yield Finding(
+            "mtp-multiple", "error", TOKENS, message, f"set {TOKENS} to one of {legal}, ..."
+        )
     elif k > n and not carrier.model_type.startswith(_EVERY_MODULE_RUNS):
         message = f"num_speculative_tokens is {k} and there {'is 1 module' if n == 1 else f'are {n} modules'}"
         message += "; it runs several times, and later positions are accepted less"

@@ -29,10 +29,14 @@ def check(settings: Settings, target: ModelFacts) -> Iterator[Finding]:
     greedy = settings.speculative_decoding.draft_sample_method != "probabilistic"
     drafts = settings.method not in ("ngram", "ngram_gpu", "suffix")
     samples = defaults.get("do_sample") is not False
-    if drafts and greedy and samples and isinstance(temperature, int | float) and temperature >= HIGH_TEMPERATURE:
-        message = (
-            f"the default temperature is {temperature} and drafting is greedy; fewer drafts are accepted than at 0"
-        )
+    if (
+        drafts
+        and greedy
+        and samples
+        and isinstance(temperature, int | float)
+        and temperature >= HIGH_TEMPERATURE
+    ):
+        message = f"the default temperature is {temperature} and drafting is greedy; fewer drafts are accepted than at 0"
         fix = "measure at this temperature, or set speculative_decoding.draft_sample_method: probabilistic"
         yield Finding("sampling-temperature", "warning", _WHERE, message, fix)
 

@@ -90,13 +90,17 @@ def compare(target: Tokenizer, draft: Tokenizer) -> Comparison:
     )  # fmt: skip
 
 
-def _ordinary(target: Tokenizer, draft: Tokenizer) -> tuple[list[tuple[int, str | None, str | None]], int]:
+def _ordinary(
+    target: Tokenizer, draft: Tokenizer
+) -> tuple[list[tuple[int, str | None, str | None]], int]:
     """Ids that mean another token to each, where at least one of the two is an ordinary token."""
     if target.base == draft.base and target.added == draft.added:
         return [], 0
     ours, theirs = _by_id(target), _by_id(draft)
     wrong = [i for i in ours.keys() | theirs.keys() if ours.get(i) != theirs.get(i)]
-    wrong = sorted(i for i in wrong if _is_ordinary(target, ours.get(i)) or _is_ordinary(draft, theirs.get(i)))
+    wrong = sorted(
+        i for i in wrong if _is_ordinary(target, ours.get(i)) or _is_ordinary(draft, theirs.get(i))
+    )
     return [(i, ours.get(i), theirs.get(i)) for i in wrong[:_MAX_LISTED]], len(wrong)
 
 
@@ -115,7 +119,16 @@ def _looks_reserved(token: str) -> bool:
     [True, True, True, False, False]
     """
     return (token.startswith("<|") and token.endswith("|>")) or token.startswith(
-        ("<unused", "[unused", "<reserved", "<extra_id", "[PAD", "<SPECIAL_", "<special_", "▁<unused")
+        (
+            "<unused",
+            "[unused",
+            "<reserved",
+            "<extra_id",
+            "[PAD",
+            "<SPECIAL_",
+            "<special_",
+            "▁<unused",
+        )
     )
 
 
@@ -212,7 +225,15 @@ def _open(facts: ModelFacts, where: str) -> tuple[Tokenizer | None, list[Finding
         return None, [_unreadable(where, str(e))]
     if tokenizer is None:
         message = f"{facts.path} holds no tokenizer file; the vocabulary was not compared"
-        return None, [Finding("tokenizer-missing", "warning", where, message, "copy tokenizer.json beside config.json")]
+        return None, [
+            Finding(
+                "tokenizer-missing",
+                "warning",
+                where,
+                message,
+                "copy tokenizer.json beside config.json",
+            )
+        ]
     return tokenizer, []
 
 
@@ -227,14 +248,18 @@ def vocab_size(facts: ModelFacts) -> int | None:
     return n if type(n) is int and n > 0 else None
 
 
-def _sizes(target: ModelFacts, draft: ModelFacts, comparison: Comparison | None) -> Iterator[Finding]:
+def _sizes(
+    target: ModelFacts, draft: ModelFacts, comparison: Comparison | None
+) -> Iterator[Finding]:
     ours, theirs = vocab_size(target), vocab_size(draft)
     if ours is None or theirs is None or ours == theirs:
         return
     fix = "use a draft of the same vocab_size, or set speculative_decoding.use_heterogeneous_vocab: true"
     head = f"config.json says vocab_size {ours} for the target and {theirs} for the draft"
     if comparison is not None and comparison.relation in ("identical", "added"):
-        message = f"{head}; the tokenizers match and only the padding differs, but vLLM wants equal sizes"
+        message = (
+            f"{head}; the tokenizers match and only the padding differs, but vLLM wants equal sizes"
+        )
         yield Finding("vocab-size-padding", "error", DRAFT, message, fix)
     else:
         yield Finding("vocab-size", "error", DRAFT, f"{head}; they must be equal", fix)
@@ -242,7 +267,9 @@ def _sizes(target: ModelFacts, draft: ModelFacts, comparison: Comparison | None)
 
 def _tokens(comparison: Comparison) -> Iterator[Finding]:
     if comparison.ordinary_difference_count:
-        shown = ", ".join(f"{i}: {_quote(a)} / {_quote(b)}" for i, a, b in comparison.ordinary_differences)
+        shown = ", ".join(
+            f"{i}: {_quote(a)} / {_quote(b)}" for i, a, b in comparison.ordinary_differences
+        )
         message = (
             f"{comparison.ordinary_difference_count} ids mean different tokens (target / draft: {shown}); "
             "every id must mean the same to both"
@@ -257,7 +284,11 @@ def _tokens(comparison: Comparison) -> Iterator[Finding]:
             "the draft cannot propose them"
         )
         yield Finding(
-            "vocab-added-tokens", "warning", DRAFT, message, "check the acceptance rate on chat and tool calls"
+            "vocab-added-tokens",
+            "warning",
+            DRAFT,
+            message,
+            "check the acceptance rate on chat and tool calls",
         )
 
 
@@ -267,7 +298,9 @@ def _quote(token: str | None) -> str:
 
 def _rules(comparison: Comparison) -> Iterator[Finding]:
     if comparison.ordinary_difference_count or not (
-        comparison.rule_differences or comparison.sample_differs_at is not None or comparison.not_encoded
+        comparison.rule_differences
+        or comparison.sample_differs_at is not None
+        or comparison.not_encoded
     ):
         return
     parts = ", ".join(comparison.rule_differences) or "the tokenizers' rules"
@@ -276,33 +309,42 @@ def _rules(comparison: Comparison) -> Iterator[Finding]:
         yield Finding("tokenizer-rules", "info", DRAFT, message)
         return
     if comparison.sample_differs_at is None:
-        message = f"the maps are identical, {parts} differ; the built-in sample encodes to the same ids"
+        message = (
+            f"the maps are identical, {parts} differ; the built-in sample encodes to the same ids"
+        )
         yield Finding("tokenizer-rules", "info", DRAFT, message)
         return
     line = SAMPLE[comparison.sample_differs_at][:30]
-    message = (
-        f"the maps are identical, {parts} differ: {line!r}... encodes to other ids; the draft saw text split otherwise"
+    message = f"the maps are identical, {parts} differ: {line!r}... encodes to other ids; the draft saw text split otherwise"
+    yield Finding(
+        "tokenizer-rules", "warning", DRAFT, message, "use the draft that was made for this target"
     )
-    yield Finding("tokenizer-rules", "warning", DRAFT, message, "use the draft that was made for this target")
 
 
 def _special(target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:
     differences = []
     for role in _ROLES[:2]:
-        ours, theirs = _text(target.tokenizer_config.get(role)), _text(draft.tokenizer_config.get(role))
+        ours, theirs = (
+            _text(target.tokenizer_config.get(role)),
+            _text(draft.tokenizer_config.get(role)),
+        )
         if ours and theirs and ours != theirs:
             differences.append(f"{role} {ours!r} / {theirs!r}")
     ours_stop, theirs_stop = stop_ids(target), stop_ids(draft)
     if theirs_stop and set(ours_stop) - set(theirs_stop):
         differences.append(f"stop ids {ours_stop} / {theirs_stop}")
     if differences:
-        message = (
-            f"special tokens differ (target / draft): {'; '.join(differences)}; the draft ends its turns otherwise"
-        )
+        message = f"special tokens differ (target / draft): {'; '.join(differences)}; the draft ends its turns otherwise"
         fix = "use a draft tuned with the target's chat format"
         yield Finding("special-tokens", "warning", DRAFT, message, fix)
-    if target.chat_template and draft.chat_template and target.chat_template.strip() != draft.chat_template.strip():
-        message = "the chat templates differ; a draft tuned on another format is accepted less often"
+    if (
+        target.chat_template
+        and draft.chat_template
+        and target.chat_template.strip() != draft.chat_template.strip()
+    ):
+        message = (
+            "the chat templates differ; a draft tuned on another format is accepted less often"
+        )
         fix = "measure acceptance through /v1/chat/completions"
         yield Finding("chat-template", "warning", DRAFT, message, fix)
 
@@ -314,29 +356,44 @@ def _text(token: Any) -> str | None:
 
 def stop_ids(facts: ModelFacts) -> list[int]:
     """End-of-sequence ids that the engine stops at: generation_config.json, else config.json."""
-    for value in (facts.generation_config.get("eos_token_id"), facts.text_config.get("eos_token_id")):
+    for value in (
+        facts.generation_config.get("eos_token_id"),
+        facts.text_config.get("eos_token_id"),
+    ):
         ids = value if isinstance(value, list) else [value]
         if found := sorted({i for i in ids if type(i) is int}):
             return found
     return []
 
 
-def _heterogeneous(target: ModelFacts, draft: ModelFacts, ours: Tokenizer, theirs: Tokenizer, floor: float) -> Verdict:
+def _heterogeneous(
+    target: ModelFacts, draft: ModelFacts, ours: Tokenizer, theirs: Tokenizer, floor: float
+) -> Verdict:
     ratio, where = overlap_ratio(ours, theirs), "speculative_decoding.use_heterogeneous_vocab"
     found = []
     if ratio is not None and ratio < floor:
         message = f"target and draft share {percent(ratio)} of the draft's tokens; must be at least {percent(floor)}"
-        fix = "use a draft of a closer family, or lower speculative_decoding.min_vocab_overlap_ratio"
+        fix = (
+            "use a draft of a closer family, or lower speculative_decoding.min_vocab_overlap_ratio"
+        )
         found.append(Finding("vocab-overlap", "error", where, message, fix))
     elif ratio is not None and ratio < 0.9:
         message = f"target and draft share {percent(ratio)} of the draft's tokens; the rest can never be drafted"
-        found.append(Finding("vocab-overlap", "warning", where, message, "measure acceptance before rolling out"))
+        found.append(
+            Finding(
+                "vocab-overlap", "warning", where, message, "measure acceptance before rolling out"
+            )
+        )
     for facts, name in ((target, "target"), (draft, "draft")):
         if not any(_text(facts.tokenizer_config.get(role)) for role in ("unk_token", "eos_token")):
-            message = (
-                f"the {name}'s tokenizer_config.json names neither unk_token nor eos_token; vLLM needs one to map to"
-            )
+            message = f"the {name}'s tokenizer_config.json names neither unk_token nor eos_token; vLLM needs one to map to"
             found.append(
-                Finding("vocab-no-fallback", "error", where, message, "add eos_token to tokenizer_config.json")
+                Finding(
+                    "vocab-no-fallback",
+                    "error",
+                    where,
+                    message,
+                    "add eos_token to tokenizer_config.json",
+                )
             )
     return Verdict(tuple(found), overlap=ratio)

@@ -91,7 +91,11 @@ def identity(settings: Settings) -> str:
 
     The engine's version is left out on purpose.
     """
-    target, draft, spec = settings.models.target_model, settings.models.draft_model, settings.speculative_decoding
+    target, draft, spec = (
+        settings.models.target_model,
+        settings.models.draft_model,
+        settings.speculative_decoding,
+    )
     parts = (
         target.path,
         target.revision,
@@ -120,7 +124,11 @@ class Baseline:
                 continue
             value = readings.get(key(quantity.reading, window=WINDOW))
             samples = readings.get(key(quantity.sample, window=WINDOW), 0.0)
-            if value is None or samples < quantity.min_samples or self._is_bad(quantity, wall, value):
+            if (
+                value is None
+                or samples < quantity.min_samples
+                or self._is_bad(quantity, wall, value)
+            ):
                 continue
             points.append((wall, value))
             taken = True
@@ -128,7 +136,9 @@ class Baseline:
 
     def reference(self, quantity: Quantity, wall: float) -> float | None:
         """The median of the settled points; None when there are too few."""
-        settled = [v for at, v in self.points.get(quantity.reading, ()) if at <= wall - SETTLE_SECONDS]
+        settled = [
+            v for at, v in self.points.get(quantity.reading, ()) if at <= wall - SETTLE_SECONDS
+        ]
         return statistics.median(settled) if len(settled) >= MIN_POINTS else None
 
     def readings(self, wall: float, readings: Readings, windows: Sequence[str]) -> dict[str, float]:
@@ -154,12 +164,15 @@ def load(path: Path) -> Baseline:
     """What an earlier run has kept; empty when there is nothing, or nothing that can be read."""
     try:
         kept: Any = json.loads(path.read_text(encoding="utf-8"))
-        points = {str(n): [(float(at), float(v)) for at, v in rows] for n, rows in kept["points"].items()}
+        points = {
+            str(n): [(float(at), float(v)) for at, v in rows] for n, rows in kept["points"].items()
+        }
     except FileNotFoundError:
         return Baseline()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         LOG.warning(
-            "cannot read the acceptance baseline; starting without", extra={"path": str(path), "why": str(error)}
+            "cannot read the acceptance baseline; starting without",
+            extra={"path": str(path), "why": str(error)},
         )
         return Baseline()
     return Baseline(points)
@@ -171,7 +184,11 @@ def save(baseline: Baseline, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=path.name) as folder:
             fresh = Path(folder) / path.name
-            fresh.write_text(json.dumps({"version": 1, "points": baseline.points}), encoding="utf-8")
+            fresh.write_text(
+                json.dumps({"version": 1, "points": baseline.points}), encoding="utf-8"
+            )
             fresh.replace(path)
     except OSError as error:
-        LOG.warning("cannot keep the acceptance baseline", extra={"path": str(path), "why": str(error)})
+        LOG.warning(
+            "cannot keep the acceptance baseline", extra={"path": str(path), "why": str(error)}
+        )

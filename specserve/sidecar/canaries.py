@@ -37,8 +37,16 @@ class Canaries:
     ) -> None:
         """``alone``: no supervisor has run the start-up canary. ``late`` is called when one comes back that took an
         interval or more: whoever waits for it should not wait for the next read as well."""
-        self._client, self._settings, self._alone, self._clock, self._late = client, settings, alone, clock, late
-        self._outcomes: queue.SimpleQueue[tuple[CanaryOutcome, canary.CanaryResult | None]] = queue.SimpleQueue()
+        self._client, self._settings, self._alone, self._clock, self._late = (
+            client,
+            settings,
+            alone,
+            clock,
+            late,
+        )
+        self._outcomes: queue.SimpleQueue[tuple[CanaryOutcome, canary.CanaryResult | None]] = (
+            queue.SimpleQueue()
+        )
         self._looking = False
         self._result: canary.CanaryResult | None = None
         self._comparison: canary.CanaryResult | None = None
@@ -46,8 +54,12 @@ class Canaries:
 
     def send(self, found: Scrape) -> None:
         """Start one; returns at once. An engine that has not finished a request yet gets the start-up canary."""
-        self._looking = self._alone and found.snapshot is not None and found.snapshot.finished_requests == 0
-        threading.Thread(target=self._run, args=(self._looking,), name="sidecar-canary", daemon=True).start()
+        self._looking = (
+            self._alone and found.snapshot is not None and found.snapshot.finished_requests == 0
+        )
+        threading.Thread(
+            target=self._run, args=(self._looking,), name="sidecar-canary", daemon=True
+        ).start()
 
     def collect(self) -> tuple[CanaryOutcome, bool] | None:
         """The one that is back, and whether it was the start-up canary; None while none is."""
@@ -59,7 +71,12 @@ class Canaries:
         if result is not None:
             self._result = result
         level = logging.DEBUG if outcome.result == "ok" else logging.WARNING
-        LOG.log(level, "canary %s", outcome.result, extra={"detail": outcome.detail, "seconds": outcome.seconds})
+        LOG.log(
+            level,
+            "canary %s",
+            outcome.result,
+            extra={"detail": outcome.detail, "seconds": outcome.seconds},
+        )
         return outcome, looked
 
     def forget(self) -> None:
@@ -77,7 +94,9 @@ class Canaries:
     @property
     def withholds(self) -> bool:
         """Whether the last comparison keeps readiness away; then only the next one can give it back."""
-        return self._comparison is not None and self._comparison.blocks(self._settings.engine.canary)
+        return self._comparison is not None and self._comparison.blocks(
+            self._settings.engine.canary
+        )
 
     def facts(self) -> dict[str, Any]:
         """``canary`` (JSON of the start-up canary), ``comparison`` (of the last one while serving) and ``blocked``
@@ -97,7 +116,10 @@ class Canaries:
     def _run(self, look: bool) -> None:
         """Whatever happens, one comes back: as long as none does, no other is sent."""
         back: tuple[CanaryOutcome, canary.CanaryResult | None]
-        back = CanaryOutcome("refused", self._clock(), 0.0, "a mistake of specserve's, see its log"), None
+        back = (
+            CanaryOutcome("refused", self._clock(), 0.0, "a mistake of specserve's, see its log"),
+            None,
+        )
         try:
             back = self._look() if look else (self._one(), None)
         finally:
@@ -106,16 +128,22 @@ class Canaries:
             self._late()
 
     def _one(self) -> CanaryOutcome:
-        return complete_one(self._client, timeout=self._settings.sidecar.canary_timeout_seconds, clock=self._clock)
+        return complete_one(
+            self._client, timeout=self._settings.sidecar.canary_timeout_seconds, clock=self._clock
+        )
 
     def _look(self) -> tuple[CanaryOutcome, canary.CanaryResult | None]:
         sent = self._clock()
         try:
             result = canary.run(self._client, self._settings)
         except EngineError as error:
-            return CanaryOutcome("failed", sent, self._clock() - sent, error.problems[0].message), None
+            return CanaryOutcome(
+                "failed", sent, self._clock() - sent, error.problems[0].message
+            ), None
         if result.verdict != "ok":
-            LOG.warning("start-up canary: %s", result.verdict, extra={"reason": "; ".join(result.reasons)})
+            LOG.warning(
+                "start-up canary: %s", result.verdict, extra={"reason": "; ".join(result.reasons)}
+            )
         return self._one(), result
 
     def _compare(self) -> None:
@@ -126,7 +154,10 @@ class Canaries:
             if result.is_proof:
                 result = canary.run(self._client, self._settings)
             if result.is_proof:
-                LOG.error("drafted text is not the target's own", extra={"reason": "; ".join(result.reasons)})
+                LOG.error(
+                    "drafted text is not the target's own",
+                    extra={"reason": "; ".join(result.reasons)},
+                )
                 self._comparison = result
             elif result.verdict not in ("corrupt", "unproven") and result.compared_tokens:
                 self._comparison = replace(

@@ -32,11 +32,17 @@ class Chart:
         known = now - points[0].at if points else 0.0
         minutes = next((m for m in MINUTES if known <= 60 * m), MINUTES[-1])
         lines = [(css, runs(points, name)) for _, css, name in self.series]
-        high = self.top or nice(max((v for _, found in lines for run in found for _, v in run), default=0.0))
+        high = self.top or nice(
+            max((v for _, found in lines for run in found for _, v in run), default=0.0)
+        )
         parts = [*self._axes(high, minutes), *self._reference(high)]
         for css, found in lines:
-            parts += [f'<path class="s{css}" d="{_path(run, now, minutes, high)}"/>' for run in found]
-        keys = "".join(f'<span class="key k{css}"></span>{escape(legend)}' for legend, css, _ in self.series)
+            parts += [
+                f'<path class="s{css}" d="{_path(run, now, minutes, high)}"/>' for run in found
+            ]
+        keys = "".join(
+            f'<span class="key k{css}"></span>{escape(legend)}' for legend, css, _ in self.series
+        )
         keys += '<span class="key kr"></span>own baseline' if self.reference is not None else ""
         keys += " · nothing known yet" if not any(found for _, found in lines) else ""
         title = escape(self.title)
@@ -54,7 +60,8 @@ class Chart:
         middle = (LEFT + INNER_WIDTH / 2, f"-{minutes / 2:g}", "middle")
         times = ((LEFT, f"-{minutes} min", "start"), middle, (WIDTH - RIGHT, "now", "end"))
         return rows + [
-            f'<text x="{x:.0f}" y="{HEIGHT - 5}" text-anchor="{anchor}">{label}</text>' for x, label, anchor in times
+            f'<text x="{x:.0f}" y="{HEIGHT - 5}" text-anchor="{anchor}">{label}</text>'
+            for x, label, anchor in times
         ]
 
     def _reference(self, high: float) -> list[str]:
@@ -85,7 +92,9 @@ def nice(value: float) -> float:
     if value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
-    return float(f"{next(step * power for step in (1, 2, 5, 10) if step * power >= value * (1 - 1e-9)):.6g}")
+    return float(
+        f"{next(step * power for step in (1, 2, 5, 10) if step * power >= value * (1 - 1e-9)):.6g}"
+    )
 
 
 def _path(run: Sequence[tuple[float, float]], now: float, minutes: int, high: float) -> str:

@@ -36,7 +36,9 @@ class ReadingsCollector(Collector):
             kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
             metric = kind(name, family.help, labels=(*family.labels, "model_name"))
             for labels, value in known:
-                metric.add_metric([*(labels[label] for label in family.labels), self._model_name], value)
+                metric.add_metric(
+                    [*(labels[label] for label in family.labels), self._model_name], value
+                )
             yield metric
 
 

@@ -7,7 +7,13 @@ from urllib.parse import urlsplit
 
 import requests
 
-from specserve.engine.http.client import LOOPBACK, EngineClient, EngineError, EngineRefused, EngineUnreachable
+from specserve.engine.http.client import (
+    LOOPBACK,
+    EngineClient,
+    EngineError,
+    EngineRefused,
+    EngineUnreachable,
+)
 from specserve.engine.http.metrics import MAX_BYTES, MetricsError, parse
 from specserve.engine.http.transport import Transport
 from specserve.sidecar.probe import CanaryOutcome, Scrape
@@ -19,7 +25,9 @@ GONE = (requests.ConnectionError, ConnectionError)
 CUT = (requests.exceptions.ChunkedEncodingError, requests.exceptions.ContentDecodingError)
 
 
-def scrape(client: EngineClient, *, now: float, timeout: float, clock: Callable[[], float]) -> Scrape:
+def scrape(
+    client: EngineClient, *, now: float, timeout: float, clock: Callable[[], float]
+) -> Scrape:
     """One attempt to read the metrics. Tried again at once when nobody answered: an API server closes connections
     that were idle for five seconds (uvicorn's default), and a read that meets the closing is nobody's failure."""
     found = _scrape(client, now, timeout, clock)
@@ -32,7 +40,9 @@ def _scrape(client: EngineClient, now: float, timeout: float, clock: Callable[[]
     try:
         snapshot = parse(client.metrics_text(timeout=timeout, max_bytes=MAX_BYTES), at_seconds=now)
     except EngineRefused as error:
-        return Scrape("status", f"/metrics answered {error.status}" if error.status >= 400 else str(error))
+        return Scrape(
+            "status", f"/metrics answered {error.status}" if error.status >= 400 else str(error)
+        )
     except EngineUnreachable as error:
         cause = error.__cause__
         if isinstance(cause, CUT):
@@ -45,7 +55,9 @@ def _scrape(client: EngineClient, now: float, timeout: float, clock: Callable[[]
     return Scrape("ok", snapshot=snapshot, seconds=clock() - started)
 
 
-def complete_one(client: EngineClient, *, timeout: float, clock: Callable[[], float]) -> CanaryOutcome:
+def complete_one(
+    client: EngineClient, *, timeout: float, clock: Callable[[], float]
+) -> CanaryOutcome:
     """One token, greedy. A queue that is full, or a request that is not allowed, says nothing about progress; a
     watchdog of the engine's that aborts what it took (vllm-project/vllm#36130) says a lot."""
     sent = clock()
@@ -55,7 +67,9 @@ def complete_one(client: EngineClient, *, timeout: float, clock: Callable[[], fl
         seconds = clock() - sent
         full = error.status == 503 and seconds < AT_ONCE_SECONDS
         refused = error.status < 500 or full
-        return CanaryOutcome("refused" if refused else "failed", sent, seconds, f"answered {error.status}", full)
+        return CanaryOutcome(
+            "refused" if refused else "failed", sent, seconds, f"answered {error.status}", full
+        )
     except EngineUnreachable as error:
         return CanaryOutcome("failed", sent, clock() - sent, str(error.problems[0].message))
     if answer.completion_tokens == 0:

@@ -10,7 +10,15 @@ from specserve.engine.http.metrics import EngineSnapshot
 from specserve.metric_families import WINDOWS, key, window_label
 from specserve.sidecar import rates, speedup
 from specserve.sidecar.baseline import Baseline
-from specserve.sidecar.probe import Assessment, CanaryOutcome, Context, Policy, Probe, Scrape, Verdict
+from specserve.sidecar.probe import (
+    Assessment,
+    CanaryOutcome,
+    Context,
+    Policy,
+    Probe,
+    Scrape,
+    Verdict,
+)
 from specserve.sidecar.window import COUNTERS, Window
 from specserve.units import duration
 
@@ -63,17 +71,26 @@ def aged(seen: Observation | None, age_seconds: float, look_seconds: float) -> O
     if age_seconds <= READY_LOOKS * look_seconds:
         return seen
     no = Verdict(False, f"the sidecar has not looked at the engine for {duration(age_seconds)}")
-    started, live = (seen.assessment.started, seen.assessment.live) if seen else (no, Verdict(True, no.reason))
+    started, live = (
+        (seen.assessment.started, seen.assessment.live) if seen else (no, Verdict(True, no.reason))
+    )
     live = live if age_seconds <= LIVE_LOOKS * look_seconds else no
     found = Assessment("blind", started, live, no, wants_canary=False, since_progress_seconds=None)
-    kept = {n: v for n, v in (seen.readings if seen else {}).items() if n == "specserve_scrape_age_seconds"}
+    kept = {
+        n: v
+        for n, v in (seen.readings if seen else {}).items()
+        if n == "specserve_scrape_age_seconds"
+    }
     return Observation(kept | _verdicts(found), found)
 
 
 def _verdicts(found: Assessment) -> dict[str, float]:
-    out = {f"specserve_{name}": float(getattr(found, name).ok) for name in ("started", "live", "ready")}
+    out = {
+        f"specserve_{name}": float(getattr(found, name).ok) for name in ("started", "live", "ready")
+    }
     return out | {
-        key("specserve_engine_condition", condition=c): float(c == found.condition) for c in families.CONDITIONS
+        key("specserve_engine_condition", condition=c): float(c == found.condition)
+        for c in families.CONDITIONS
     }
 
 
@@ -86,7 +103,9 @@ class Observer:
     baseline: Baseline = field(default_factory=Baseline)
     profile: speedup.Profile | None = None
     speculation_configured: bool = False
-    history: deque[Point] = field(default_factory=lambda: deque(maxlen=int(HISTORY_SECONDS / HISTORY_STEP_SECONDS) + 1))
+    history: deque[Point] = field(
+        default_factory=lambda: deque(maxlen=int(HISTORY_SECONDS / HISTORY_STEP_SECONDS) + 1)
+    )
     _window: Window = field(init=False)
     _probe: Probe = field(init=False)
     _scrapes: dict[str, int] = field(default_factory=dict)
@@ -101,7 +120,9 @@ class Observer:
     def __post_init__(self) -> None:
         self._window, self._probe = Window(self.spans), Probe(self.policy)
 
-    def observe(self, now: float, wall: float, scrape: Scrape, context: Context | None = None) -> Observation:
+    def observe(
+        self, now: float, wall: float, scrape: Scrape, context: Context | None = None
+    ) -> Observation:
         """One cycle. ``now`` is monotonic, ``wall`` is Unix time."""
         context = context or Context()
         if context.state == "running" and self._state not in (None, "running"):
@@ -115,7 +136,9 @@ class Observer:
         if snapshot is not None:
             self._read_at = now
         assessment = self._probe.observe(now, scrape, context)
-        readings = _verdicts(assessment) | self._health(now, scrape, assessment, context) | self._counted()
+        readings = (
+            _verdicts(assessment) | self._health(now, scrape, assessment, context) | self._counted()
+        )
         known, self._last = snapshot or self._last, snapshot
         if known is not None:  # one failed read changes nothing; after two the present is unknown
             readings |= self._instant(known) | self._ranks(now, known)
@@ -144,14 +167,18 @@ class Observer:
         if outcome.result == "ok":
             self._window.exclude(requests=1, tokens=1)
 
-    def _health(self, now: float, scrape: Scrape, found: Assessment, context: Context) -> dict[str, float]:
+    def _health(
+        self, now: float, scrape: Scrape, found: Assessment, context: Context
+    ) -> dict[str, float]:
         out = {
             "specserve_speculation_configured": float(self.speculation_configured),
             "specserve_scrape_duration_seconds": scrape.seconds,
             "specserve_engine_restarts_total": float(self._window.restarts),
         }
         if context.state is not None:
-            out |= {key("specserve_state", state=s): float(s == context.state) for s in families.STATES}
+            out |= {
+                key("specserve_state", state=s): float(s == context.state) for s in families.STATES
+            }
         if found.since_progress_seconds is not None:
             out["specserve_seconds_since_progress"] = found.since_progress_seconds
         if self._read_at is not None:
@@ -165,7 +192,9 @@ class Observer:
     def _counted(self) -> dict[str, float]:
         """Counters: the engine's, which outlive it here, and our own."""
         out = {key("specserve_scrapes_total", result=r): float(n) for r, n in self._scrapes.items()}
-        out |= {key("specserve_canaries_total", result=r): float(n) for r, n in self._canaries.items()}
+        out |= {
+            key("specserve_canaries_total", result=r): float(n) for r, n in self._canaries.items()
+        }
         for name, value in self._window.totals().items():
             prefix, _, rest = name.partition("/")
             if name in _TOTALS:

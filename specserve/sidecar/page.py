@@ -46,7 +46,9 @@ svg text{fill:var(--soft);font:12px system-ui,sans-serif}
 """
 
 
-def render(status: Mapping[str, Any], points: Sequence[Point], *, refresh_seconds: float, now: float) -> str:
+def render(
+    status: Mapping[str, Any], points: Sequence[Point], *, refresh_seconds: float, now: float
+) -> str:
     """The whole document. ``status`` is what /status answers; ``now`` is Unix time."""
     title = escape(str(status["model_name"]))
     stamp = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
@@ -67,9 +69,13 @@ def render(status: Mapping[str, Any], points: Sequence[Point], *, refresh_second
 
 def _header(status: Mapping[str, Any], title: str, stamp: str, refresh: int) -> str:
     condition = str(status["condition"])
-    color = {"progressing": "good", "idle": "good", "stalled": "bad", "down": "bad"}.get(condition, "warn")
+    color = {"progressing": "good", "idle": "good", "stalled": "bad", "down": "bad"}.get(
+        condition, "warn"
+    )
     ready = ("good", "ready") if status["ready"]["ok"] else ("bad", "not ready")
-    versions = ", ".join(f"{name} {version}" for name, version in status["versions"].items() if version)
+    versions = ", ".join(
+        f"{name} {version}" for name, version in status["versions"].items() if version
+    )
     supervisor = f" · supervisor: {escape(str(status['state']))}" if status["state"] else ""
     return (
         f'<header><h1>{title}</h1><span class="pill {color}">{escape(condition)}</span>'
@@ -93,7 +99,11 @@ def _positions(status: Mapping[str, Any]) -> str:
         f'<i style="width:{100 * rate:.1f}%"></i><b>{percent(rate)}</b></div>'
         for position, rate in sorted(found.items(), key=lambda row: int(row[0]))
     )
-    return f'<h2>Accepted by place in the draft <span class="soft">5 min</span></h2>{bars}' if bars else ""
+    return (
+        f'<h2>Accepted by place in the draft <span class="soft">5 min</span></h2>{bars}'
+        if bars
+        else ""
+    )
 
 
 def _number(value: float | None, digits: int = 0) -> str:
@@ -102,7 +112,10 @@ def _number(value: float | None, digits: int = 0) -> str:
 
 def _tiles(status: Mapping[str, Any]) -> str:
     minute, now = status["windows"].get("1m", {}), status["now"]
-    ttft, tpot = (minute.get(f"{name}_seconds", {}) for name in ("time_to_first_token", "time_per_output_token"))
+    ttft, tpot = (
+        minute.get(f"{name}_seconds", {})
+        for name in ("time_to_first_token", "time_per_output_token")
+    )
     speedup = minute.get("estimated_speedup_ratio")
     tiles = (
         ("acceptance rate", percent(minute.get("acceptance_rate"))),
@@ -118,7 +131,8 @@ def _tiles(status: Mapping[str, Any]) -> str:
         ("TPOT P90", _seconds(tpot.get("p90"))),
     )
     cells = "".join(
-        f'<div class="tile"><b>{escape(v)}</b><span class="soft">{escape(n)}</span></div>' for n, v in tiles
+        f'<div class="tile"><b>{escape(v)}</b><span class="soft">{escape(n)}</span></div>'
+        for n, v in tiles
     )
     return f'<div class="tiles">{cells}</div><p class="soft">Rates and percentiles are of the last minute.</p>'
 
@@ -146,7 +160,9 @@ def _alerts(alerts: Iterable[Mapping[str, Any]], now: float) -> str:
     for alert in alerts:
         color = "bad" if alert["severity"] == "critical" else "warn"
         words = [str(alert["severity"]), str(alert["state"])]
-        words += [f"for {duration(max(0.0, now - alert['started_at']))}"] if alert["started_at"] else []
+        words += (
+            [f"for {duration(max(0.0, now - alert['started_at']))}"] if alert["started_at"] else []
+        )
         words += [f"{name} {value}" for name, value in alert["labels"].items()]
         words += [f"explained by {alert['inhibited_by']}"] if alert["inhibited_by"] else []
         more = [str(alert["description"])]
@@ -174,10 +190,28 @@ def _runbook(url: str | None) -> str:
 def _charts(status: Mapping[str, Any], points: Sequence[Point], now: float) -> str:
     baseline = status["baseline"].get("acceptance_rate")
     charts = (
-        Chart("Acceptance rate", (("1 min", "a", "acceptance_rate"),), _percent, top=1.0, reference=baseline),
-        Chart("Time to first token", (("P50", "a", "ttft_p50_seconds"), ("P90", "b", "ttft_p90_seconds")), _seconds),
-        Chart("Time per output token", (("P50", "a", "tpot_p50_seconds"), ("P90", "b", "tpot_p90_seconds")), _seconds),
-        Chart("Output tokens per second", (("1 min", "a", "generation_tokens_per_second"),), "{:,.4g}".format),
+        Chart(
+            "Acceptance rate",
+            (("1 min", "a", "acceptance_rate"),),
+            _percent,
+            top=1.0,
+            reference=baseline,
+        ),
+        Chart(
+            "Time to first token",
+            (("P50", "a", "ttft_p50_seconds"), ("P90", "b", "ttft_p90_seconds")),
+            _seconds,
+        ),
+        Chart(
+            "Time per output token",
+            (("P50", "a", "tpot_p50_seconds"), ("P90", "b", "tpot_p90_seconds")),
+            _seconds,
+        ),
+        Chart(
+            "Output tokens per second",
+            (("1 min", "a", "generation_tokens_per_second"),),
+            "{:,.4g}".format,
+        ),
     )
     return "\n".join(chart.html(points, now) for chart in charts)
 

@@ -148,7 +148,9 @@ class Probe:
         condition = self._condition(context)
         return Assessment(
             condition=condition,
-            started=Verdict(self._started is not None, self._started or f"no completion yet; {self._seen()}"),
+            started=Verdict(
+                self._started is not None, self._started or f"no completion yet; {self._seen()}"
+            ),
             live=self._live(condition, context),
             ready=self._settled(self._readiness(condition, context), condition, context),
             wants_canary=context.state in (None, "running") and self._wants_canary(now, condition),
@@ -166,7 +168,9 @@ class Probe:
         self._in_flight, self._canary = False, outcome
         if outcome.result == "ok":
             self._progress(now)
-            self._started = self._started or f"canary produced a token in {duration(outcome.seconds)}"
+            self._started = (
+                self._started or f"canary produced a token in {duration(outcome.seconds)}"
+            )
         elif self._progress_at is None or outcome.sent_seconds >= self._progress_at:
             self._failures += outcome.result == "failed"
             if outcome.full and self._full_since is None:
@@ -193,30 +197,53 @@ class Probe:
             self._progress(now)
         self._marker, self._process_start = marker, start or self._process_start
         if tokens:
-            self._started = self._started or f"it had made {tokens:.0f} output tokens when first seen"
+            self._started = (
+                self._started or f"it had made {tokens:.0f} output tokens when first seen"
+            )
 
     def _is_restart(self, marker: tuple[float | None, ...], start: float | None) -> bool:
         if start is not None and self._process_start is not None and start != self._process_start:
             return True
         before = self._marker or ()
-        return any(b is not None and a is not None and a < b for a, b in zip(marker, before, strict=False))
+        return any(
+            b is not None and a is not None and a < b for a, b in zip(marker, before, strict=False)
+        )
 
     def _hang(self, now: float) -> str | None:
         """Why the engine counts as stalled; None when it does not."""
-        blocked = self._full_since is not None and now - self._full_since >= self.policy.canary_timeout_seconds
+        blocked = (
+            self._full_since is not None
+            and now - self._full_since >= self.policy.canary_timeout_seconds
+        )
         if self._started is None or not (self._failures or blocked):
             return None
-        canary = f"canary {'failed' if self._failures else 'refused'}: {self._canary.detail}" if self._canary else ""
+        canary = (
+            f"canary {'failed' if self._failures else 'refused'}: {self._canary.detail}"
+            if self._canary
+            else ""
+        )
         if self._unread:
-            enough = self._unread >= self.policy.observations and self._failures >= 2 and not self._unreachable
-            return f"{self._unread} reads of the metrics failed ({self._scrape.detail}); {canary}" if enough else None
+            enough = (
+                self._unread >= self.policy.observations
+                and self._failures >= 2
+                and not self._unreachable
+            )
+            return (
+                f"{self._unread} reads of the metrics failed ({self._scrape.detail}); {canary}"
+                if enough
+                else None
+            )
         running, waiting = self._work or (0.0, 0.0)
         if running and self._still >= self.policy.observations:
             return f"{self._seen()} in {self._still} reads in a row; {canary}"
         # Gauges stand still with the engine: it may have hung between two requests. Then the canary is the work.
-        certain = self._failures >= 2 or (self._failures and self._pending >= self.policy.observations)
+        certain = self._failures >= 2 or (
+            self._failures and self._pending >= self.policy.observations
+        )
         if not running and not waiting and certain:
-            return f"nothing runs by its gauges, and it does not complete a request either; {canary}"
+            return (
+                f"nothing runs by its gauges, and it does not complete a request either; {canary}"
+            )
         return None
 
     def _seen(self) -> str:
@@ -231,7 +258,9 @@ class Probe:
     def _condition(self, context: Context) -> str:
         """The first that holds."""
         running, waiting = self._work or (0.0, 0.0)
-        coming = self._lost <= 1 and (self._started is None or context.state in ("starting", "backoff"))
+        coming = self._lost <= 1 and (
+            self._started is None or context.state in ("starting", "backoff")
+        )
         return next(
             name
             for name, holds in (
@@ -257,9 +286,13 @@ class Probe:
             case "stalled":
                 return Verdict(False, self._stalled or "stalled")
             case "down" if self._unreachable >= self.policy.observations:
-                return Verdict(False, f"{self._unreachable} reads in a row found nobody: {self._scrape.detail}")
+                return Verdict(
+                    False, f"{self._unreachable} reads in a row found nobody: {self._scrape.detail}"
+                )
             case "blind":
-                return Verdict(True, f"cannot read the metrics ({self._scrape.detail}); blind is not dead")
+                return Verdict(
+                    True, f"cannot read the metrics ({self._scrape.detail}); blind is not dead"
+                )
             case "starved":
                 return Verdict(True, f"{self._seen()}; starved is not hung")
             case _:
@@ -272,7 +305,10 @@ class Probe:
         refusals = (
             (condition == "draining", "draining: running requests finish, new ones are refused"),
             (context.state not in (None, "running"), f"the supervisor is in state {context.state}"),
-            (self._started is None, f"no completion has succeeded since the engine started; {self._seen()}"),
+            (
+                self._started is None,
+                f"no completion has succeeded since the engine started; {self._seen()}",
+            ),
             (context.blocked is not None, str(context.blocked)),
             (self._asleep, "the engine was put to sleep"),
             (cannot, f"{condition}: {self._stalled or self._seen()}"),
@@ -285,18 +321,27 @@ class Probe:
         """Damped: what is certain changes at once, the rest after `Policy.settle` reads that agree."""
         managed = context.state not in (None, "running") or context.blocked is not None
         managed = managed or self._asleep
-        certain = not raw.ok and (condition in ("draining", "stalled", "starved") or self._started is None or managed)
+        certain = not raw.ok and (
+            condition in ("draining", "stalled", "starved") or self._started is None or managed
+        )
         first = raw.ok and not self._was_ready
         self._disagreeing = self._disagreeing + 1 if raw.ok != self._ready else 0
         if raw.ok != self._ready and (certain or first or self._disagreeing >= self.policy.settle):
             self._ready, self._disagreeing = raw.ok, 0
             self._was_ready = self._was_ready or raw.ok
-        return raw if raw.ok == self._ready else Verdict(self._ready, f"not changed yet by one read: {raw.reason}")
+        return (
+            raw
+            if raw.ok == self._ready
+            else Verdict(self._ready, f"not changed yet by one read: {raw.reason}")
+        )
 
     def _wants_canary(self, now: float, condition: str) -> bool:
         if self._in_flight or self._unreachable or self._asleep or condition == "draining":
             return False
-        rested = self._canary_sent is None or now - self._canary_sent >= self.policy.canary_interval_seconds
+        rested = (
+            self._canary_sent is None
+            or now - self._canary_sent >= self.policy.canary_interval_seconds
+        )
         fresh = self._canary_sent is not None and self._canary_sent >= (self._progress_at or 0.0)
         match condition:
             case "starting":
@@ -307,13 +352,20 @@ class Probe:
                 return rested
             case "suspect":
                 return not fresh or rested or not (self._work and any(self._work))
-            case _:  # at the first read without progress: its answer is back by the time that it counts
+            case (
+                _
+            ):  # at the first read without progress: its answer is back by the time that it counts
                 return bool(self._still) and not fresh
 
 
 def _succeeded(snapshot: EngineSnapshot) -> float | None:
     """Requests that ended well. Aborts and errors are no progress: a hung engine collects those too."""
-    counts = [n for s in snapshot.engines for r, n in (s.finished or {}).items() if r not in ("abort", "error")]
+    counts = [
+        n
+        for s in snapshot.engines
+        for r, n in (s.finished or {}).items()
+        if r not in ("abort", "error")
+    ]
     return sum(counts) if counts else None
 
 

@@ -51,9 +51,19 @@ def readings(window: Window, seconds: float) -> dict[str, float]:
     if span is None:
         return {}
     label = window_label(seconds)
-    found: dict[str, float | None] = {"window_seconds": span.seconds, **_speculation(span), **_traffic(span)}
-    out = {key(f"specserve_{name}", window=label): value for name, value in found.items() if value is not None}
-    if found["window_requests"] or found["window_generation_tokens"]:  # else the latencies are our own canaries'
+    found: dict[str, float | None] = {
+        "window_seconds": span.seconds,
+        **_speculation(span),
+        **_traffic(span),
+    }
+    out = {
+        key(f"specserve_{name}", window=label): value
+        for name, value in found.items()
+        if value is not None
+    }
+    if (
+        found["window_requests"] or found["window_generation_tokens"]
+    ):  # else the latencies are our own canaries'
         out |= _latencies(span, label)
     return out | _positions(span, label) | _http(span, label) | _engines(span, label)
 
@@ -67,19 +77,27 @@ def _speculation(span: Span) -> dict[str, float | None]:
         "window_drafts": drafts,
         "acceptance_rate": ratio(accepted, drafted),
         "mean_acceptance_length": None if length is None else 1 + length,
-        "verified_token_yield_ratio": ratio(accepted, None if drafts is None else (drafted or 0.0) + drafts),
+        "verified_token_yield_ratio": ratio(
+            accepted, None if drafts is None else (drafted or 0.0) + drafts
+        ),
         "draft_tokens_per_second": span.rate("draft_tokens"),
         "accepted_tokens_per_second": span.rate("accepted_tokens"),
         "accepted_output_ratio": ratio(accepted, generated),
-        "tokens_per_step": None if accepted is None else ratio(generated, max(0.0, (generated or 0.0) - accepted)),
+        "tokens_per_step": None
+        if accepted is None
+        else ratio(generated, max(0.0, (generated or 0.0) - accepted)),
     }
 
 
 def _traffic(span: Span) -> dict[str, float | None]:
     finished = span.starting("finished/")
-    requests = max(0.0, sum(finished.values()) - (span["own/requests"] or 0.0)) if finished else None
+    requests = (
+        max(0.0, sum(finished.values()) - (span["own/requests"] or 0.0)) if finished else None
+    )
     generated = span.generated
-    at_limit = max(0.0, finished.get("length", 0.0) - (span["own/requests"] or 0.0)) if finished else None
+    at_limit = (
+        max(0.0, finished.get("length", 0.0) - (span["own/requests"] or 0.0)) if finished else None
+    )
     return {
         "window_generation_tokens": generated,
         "window_requests": requests,
@@ -128,7 +146,8 @@ def _http(span: Span, label: str) -> dict[str, float]:
     if everything <= 0:
         return {}
     shares = {
-        key("specserve_http_error_ratio", status=status, window=label): answers.get(status, 0.0) / everything
+        key("specserve_http_error_ratio", status=status, window=label): answers.get(status, 0.0)
+        / everything
         for status in ("4xx", "5xx")
     }
     return {key("specserve_window_http_answers", window=label): everything, **shares}

@@ -39,7 +39,11 @@ class Answer:
     @classmethod
     def of_json(cls, value: Mapping[str, Any], *, ok: bool = True) -> Answer:
         """200 or 503 with a JSON body."""
-        return cls(200 if ok else 503, _JSON, json.dumps(value, ensure_ascii=False, default=str).encode() + b"\n")
+        return cls(
+            200 if ok else 503,
+            _JSON,
+            json.dumps(value, ensure_ascii=False, default=str).encode() + b"\n",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +64,17 @@ class Pages:
             case "/status":
                 return Answer.of_json(self.status())
             case "/livez" | "/readyz" | "/startupz" as asked:
-                found = self.probe({"/livez": "live", "/readyz": "ready", "/startupz": "started"}[asked])
+                found = self.probe(
+                    {"/livez": "live", "/readyz": "ready", "/startupz": "started"}[asked]
+                )
                 return Answer.of_json(found, ok=bool(found["ok"]))
             case "/":
                 return Answer(200, "text/html; charset=utf-8", self.page().encode())
             case _:
                 paths = "/livez /readyz /startupz /metrics /status /"
-                return Answer(404, "text/plain; charset=utf-8", f"not found; there is {paths}\n".encode())
+                return Answer(
+                    404, "text/plain; charset=utf-8", f"not found; there is {paths}\n".encode()
+                )
 
 
 class Server(ThreadingHTTPServer):

@@ -66,7 +66,9 @@ class Profile(BaseModel):
         right = next(i for i, c in enumerate(cells) if c.concurrency >= running)
         low, high = cells[right - 1], cells[right]
         part = (running - low.concurrency) / (high.concurrency - low.concurrency)
-        return low.cost + part * (high.cost - low.cost), low.drafted + part * (high.drafted - low.drafted)
+        return low.cost + part * (high.cost - low.cost), low.drafted + part * (
+            high.drafted - low.drafted
+        )
 
 
 def load(path: Path) -> Profile:
@@ -74,11 +76,15 @@ def load(path: Path) -> Profile:
     try:
         return Profile.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
-        raise ConfigError(f"cannot read the benchmark profile: {error.strerror}", where=str(path)) from error
+        raise ConfigError(
+            f"cannot read the benchmark profile: {error.strerror}", where=str(path)
+        ) from error
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"not a benchmark profile: {place}: {first['msg']}", where=str(path)) from error
+        raise ConfigError(
+            f"not a benchmark profile: {place}: {first['msg']}", where=str(path)
+        ) from error
     except ValueError as error:
         raise ConfigError(f"not JSON: {error}", where=str(path)) from error
 

@@ -14,18 +14,28 @@ PREFIX = "specserve_"
 
 
 def build(
-    settings: Settings, engine_url: str, seen: Observation | None, facts: Mapping[str, Any], *, age_seconds: float
+    settings: Settings,
+    engine_url: str,
+    seen: Observation | None,
+    facts: Mapping[str, Any],
+    *,
+    age_seconds: float,
 ) -> dict[str, Any]:
     """The JSON form. ``age_seconds`` is how old the observation is."""
     readings = seen.readings if seen else {}
     return {
         "model_name": settings.served_model_name,
         "method": settings.method,
-        "num_speculative_tokens": settings.speculative_decoding.num_speculative_tokens if settings.method else None,
+        "num_speculative_tokens": settings.speculative_decoding.num_speculative_tokens
+        if settings.method
+        else None,
         "engine_url": engine_url,
         "state": facts.get("state"),
         "condition": seen.assessment.condition if seen else "starting",
-        **{name: probe(name, seen, age_seconds=age_seconds) for name in ("started", "live", "ready")},
+        **{
+            name: probe(name, seen, age_seconds=age_seconds)
+            for name in ("started", "live", "ready")
+        },
         "age_seconds": round(age_seconds, 3),
         "versions": {"specserve": __version__, "vLLM": facts.get("engine_version")},
         "command": facts.get("command"),

@@ -104,7 +104,9 @@ class Window:
     _foreign: int = 0
 
     def __post_init__(self) -> None:
-        self.exclude(requests=0, tokens=0)  # counters begin in `add` or here, so that the history has them all
+        self.exclude(
+            requests=0, tokens=0
+        )  # counters begin in `add` or here, so that the history has them all
 
     def add(self, snapshot: EngineSnapshot) -> bool:
         """Take one read in. False when it came from another, older process behind the same address."""
@@ -151,7 +153,12 @@ class Window:
         return Span(end - begin, self._at, added)
 
     def _is_foreign(self, start: float | None) -> bool:
-        if start is not None and self._start is not None and start < self._start and self._foreign < FOREIGN_LIMIT:
+        if (
+            start is not None
+            and self._start is not None
+            and start < self._start
+            and self._foreign < FOREIGN_LIMIT
+        ):
             self._foreign += 1
             return True
         self._foreign = 0

@@ -101,7 +101,9 @@ def _is_tracker(pid: int) -> bool:
 class Child:
     """A started engine."""
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], sink: Callable[[str], None]) -> None:
+    def __init__(
+        self, argv: Sequence[str], env: Mapping[str, str], sink: Callable[[str], None]
+    ) -> None:
         """Start it. Raises OSError when the program cannot be executed."""
         self._process = subprocess.Popen(
             list(argv),
@@ -164,11 +166,16 @@ class Child:
     def _line(self, raw: bytes) -> None:
         if not raw.strip():
             return
-        line = raw[:LINE_BYTES].decode("utf-8", "replace") + (" ..." if len(raw) > LINE_BYTES else "")
+        line = raw[:LINE_BYTES].decode("utf-8", "replace") + (
+            " ..." if len(raw) > LINE_BYTES else ""
+        )
         self._tail.add(line)
         try:
             self._sink(line)
-        except (OSError, ValueError):  # a terminal that went away, a file that was closed: the pipe must be drained
+        except (
+            OSError,
+            ValueError,
+        ):  # a terminal that went away, a file that was closed: the pipe must be drained
             return
 
 

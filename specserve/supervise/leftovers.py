@@ -142,7 +142,9 @@ def find(folder: Path) -> list[Leftover]:
     """Every leftover of this folder's records. Records of engines that are gone are deleted on the way."""
     found = []
     for path, record in _records(folder):
-        if record.host != socket.gethostname() or _same(record.supervisor, record.supervisor_started):
+        if record.host != socket.gethostname() or _same(
+            record.supervisor, record.supervisor_started
+        ):
             continue
         pids = _members(record)
         if pids:
@@ -194,10 +196,13 @@ def _taken(folder: Path, key: str, host: str, port: int, error: OSError) -> Prob
         sessions = {r.session for _, r in _records(folder) if r.port == port and r.host == here}
         ours = {pid for session in sessions for pid in session_members(session)}
         rows = tuple(
-            (f"pid {p}", ("another specserve's engine: " if p in ours else "") + _command(p)) for p in _listeners(port)
+            (f"pid {p}", ("another specserve's engine: " if p in ours else "") + _command(p))
+            for p in _listeners(port)
         )
         return Problem(
-            "is taken; it must be free" if rows else "is taken by a process that cannot be seen; it must be free",
+            "is taken; it must be free"
+            if rows
+            else "is taken by a process that cannot be seen; it must be free",
             where,
             rows,
             f"--set {key}=N with a free port, or end that process",
@@ -218,7 +223,12 @@ def _listeners(port: int) -> Iterator[int]:
         return
     for connection in connections:
         local = connection.laddr
-        if connection.status == psutil.CONN_LISTEN and local and local.port == port and connection.pid:
+        if (
+            connection.status == psutil.CONN_LISTEN
+            and local
+            and local.port == port
+            and connection.pid
+        ):
             seen.add(connection.pid)
     yield from sorted(seen)
 

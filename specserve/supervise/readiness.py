@@ -16,7 +16,9 @@ COMPLETION_SECONDS = 60.0
 class Readiness:
     """Ready = /health answers, the served name is listed, and a completion returned a token. Then the canary."""
 
-    def __init__(self, client: EngineClient, model: str, canary: Callable[[], Failed | None]) -> None:
+    def __init__(
+        self, client: EngineClient, model: str, canary: Callable[[], Failed | None]
+    ) -> None:
         """``canary`` says why the engine must not serve, None when it may."""
         self._client, self._model, self._canary = client, model, canary
         self.last_answer: str | None = None
@@ -42,7 +44,9 @@ class Readiness:
         if self._model not in names:
             cause = f"it serves {', '.join(names) or 'no model'} instead of {self._model}"
             return Failed(cause, retry=False, fix="remove served-model-name from engine.extra_args")
-        answer = self._client.complete(PROMPT, max_tokens=2, temperature=0, timeout=COMPLETION_SECONDS)
+        answer = self._client.complete(
+            PROMPT, max_tokens=2, temperature=0, timeout=COMPLETION_SECONDS
+        )
         if not answer.completion_tokens:
             self.last_answer = "a completion returned no token"
             return None

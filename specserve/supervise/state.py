@@ -126,7 +126,9 @@ class Machine:
     @property
     def over(self) -> bool:
         """Nothing more will happen."""
-        return self.state is State.FATAL or (self.state is State.STOPPED and self.stop_signal is not None)
+        return self.state is State.FATAL or (
+            self.state is State.STOPPED and self.stop_signal is not None
+        )
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,9 @@ def advance(m: Machine, event: Event, now: float, limits: Limits) -> Transition:
         case State.STOPPED, Start() if not m.over:
             return _start(m, now, limits, "start")
         case State.STARTING, Ready():
-            running = replace(m, state=State.RUNNING, since=now, deadline=None, was_ready=True, cause=None)
+            running = replace(
+                m, state=State.RUNNING, since=now, deadline=None, was_ready=True, cause=None
+            )
             return Transition(running, reason="a completion made progress")
         case ((State.STARTING | State.RUNNING), Failed(cause=cause, retry=retry, fix=fix)):
             failed = replace(_forgiven(m, now), cause=cause, retry=retry, fix=fix)
@@ -158,9 +162,13 @@ def advance(m: Machine, event: Event, now: float, limits: Limits) -> Transition:
         case ((State.STARTING | State.RUNNING), Stop()):
             return _stop(m, event, now, limits)
         case State.BACKOFF, Tick() if _due(m, now):
-            return _start(replace(m, restarts=m.restarts + 1), now, limits, f"restart {m.restarts + 1}")
+            return _start(
+                replace(m, restarts=m.restarts + 1), now, limits, f"restart {m.restarts + 1}"
+            )
         case State.BACKOFF, Stop(signal=signal):
-            stopped = replace(m, state=State.STOPPED, since=now, stop_signal=signal, stopped_from=m.state)
+            stopped = replace(
+                m, state=State.STOPPED, since=now, stop_signal=signal, stopped_from=m.state
+            )
             return Transition(stopped, reason=f"{signal} while waiting to restart")
         case State.STOPPING, Stop():
             return _hurry(m, event, now)
@@ -168,11 +176,16 @@ def advance(m: Machine, event: Event, now: float, limits: Limits) -> Transition:
             return _kill(m, now, "still there after the time to stop")
         case State.STOPPING, Tick() if _due(m, now):
             stuck = f"still there {KILL_SECONDS:g} s after SIGKILL"
-            return Transition(replace(m, state=State.FATAL, since=now, deadline=None, cause=stuck), reason=stuck)
+            return Transition(
+                replace(m, state=State.FATAL, since=now, deadline=None, cause=stuck), reason=stuck
+            )
         case State.STOPPING, Exited():
             if m.cause is not None and m.stop_signal is None:
                 return _lost(m, now, limits)
-            return Transition(replace(m, state=State.STOPPED, since=now, deadline=None), reason="the engine has ended")
+            return Transition(
+                replace(m, state=State.STOPPED, since=now, deadline=None),
+                reason="the engine has ended",
+            )
         case _:
             return Transition(m)
 
@@ -188,7 +201,9 @@ def _start(m: Machine, now: float, limits: Limits, reason: str) -> Transition:
 
 
 def _stopping(m: Machine, deadline: float, now: float, reason: str) -> Transition:
-    return Transition(replace(m, state=State.STOPPING, since=now, deadline=deadline), Action.TERMINATE, reason)
+    return Transition(
+        replace(m, state=State.STOPPING, since=now, deadline=deadline), Action.TERMINATE, reason
+    )
 
 
 def _kill(m: Machine, now: float, reason: str) -> Transition:
@@ -220,7 +235,11 @@ def _hurry(m: Machine, event: Stop, now: float) -> Transition:
 
 def _forgiven(m: Machine, now: float) -> Machine:
     """As its running ends: whether the restarts before it still count."""
-    return replace(m, restarts=0) if m.state is State.RUNNING and now - m.since >= STABLE_SECONDS else m
+    return (
+        replace(m, restarts=0)
+        if m.state is State.RUNNING and now - m.since >= STABLE_SECONDS
+        else m
+    )
 
 
 def _lost(m: Machine, now: float, limits: Limits) -> Transition:
@@ -229,4 +248,7 @@ def _lost(m: Machine, now: float, limits: Limits) -> Transition:
         return Transition(replace(m, state=State.FATAL, since=now, deadline=None), reason=m.cause)
     pause = limits.backoff(m.restarts)
     waiting = replace(m, state=State.BACKOFF, since=now, deadline=now + pause)
-    return Transition(waiting, reason=f"{m.cause}; restart {m.restarts + 1} of {limits.max_restarts} in {pause:g} s")
+    return Transition(
+        waiting,
+        reason=f"{m.cause}; restart {m.restarts + 1} of {limits.max_restarts} in {pause:g} s",
+    )

@@ -140,17 +140,25 @@ class Supervisor:
             self.child = self._hooks.spawn()
         except OSError as error:
             broken = error.filename is not None  # else the machine refused us a process or a pipe
-            fix = "reinstall the engine" if broken else "free memory, or raise the limits on processes and files"
+            fix = (
+                "reinstall the engine"
+                if broken
+                else "free memory, or raise the limits on processes and files"
+            )
             cause = f"{error.filename or 'the engine'} cannot be executed ({error.strerror})"
             self._apply(state.Failed(cause, retry=not broken, fix=fix))
             self._apply(state.Exited("never started"))
             return
-        threading.Thread(target=self._ask, args=(self.child,), name="engine-check", daemon=True).start()
+        threading.Thread(
+            target=self._ask, args=(self.child,), name="engine-check", daemon=True
+        ).start()
 
     def _ask(self, child: Child) -> None:
         """In a thread of its own: a check that hangs must not keep the loop from a signal."""
         bug = state.Failed(
-            "specserve's own readiness check failed, a bug", retry=False, fix="report the traceback above"
+            "specserve's own readiness check failed, a bug",
+            retry=False,
+            fix="report the traceback above",
         )
         event: state.Event | None = bug
         try:

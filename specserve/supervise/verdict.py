@@ -32,7 +32,9 @@ def judge(machine: Machine, end: End, limits: Limits) -> None:
     if machine.state is State.FATAL or machine.stopped_from in (State.STOPPING, State.BACKOFF):
         error = EngineLost if machine.was_ready else EngineStartError
         raise error([failure(machine, end)])
-    if machine.stopped_from is State.STARTING and machine.was_ready:  # the last lines are those of a restart
+    if (
+        machine.stopped_from is State.STARTING and machine.was_ready
+    ):  # the last lines are those of a restart
         raise EngineLost(
             f"{machine.cause}, after it had been ready; {machine.stop_signal} came before it was ready again",
             where="engine",
@@ -41,7 +43,9 @@ def judge(machine: Machine, end: End, limits: Limits) -> None:
     if machine.stopped_from is not State.RUNNING:
         raise Interrupted(f"{machine.stop_signal} before the engine was ready", where="launch")
     if machine.cut_short:
-        raise Interrupted("ended without draining, as asked; running requests were cut off", where="launch")
+        raise Interrupted(
+            "ended without draining, as asked; running requests were cut off", where="launch"
+        )
     if machine.killed:
         raise EngineLost(
             f"did not end within {limits.drain_timeout_seconds:g} s after SIGTERM and was killed; "
@@ -60,7 +64,9 @@ def failure(machine: Machine, end: End) -> Problem:
     if machine.fix is not None:  # our own verdict: the engine's lines have nothing to say about it
         return Problem(cause, "engine", (log,), machine.fix)
     named = failures.diagnose(end.lines, exit_status=end.status)
-    what = f"{cause}, {'after it had been ready' if machine.was_ready else f'in phase {end.phase!r}'}"
+    what = (
+        f"{cause}, {'after it had been ready' if machine.was_ready else f'in phase {end.phase!r}'}"
+    )
     if named is not None:
         what += f"; {named.message}"
     elif end.answer is not None:

@@ -42,7 +42,12 @@ class Probe:
         ports = {p["name"]: p["containerPort"] for p in container["ports"]}
         get = spec["httpGet"]
         url = f"http://127.0.0.1:{ports.get(get['port'], get['port'])}{get['path']}"
-        return cls(url, spec.get("periodSeconds", 10), spec.get("timeoutSeconds", 1), spec.get("failureThreshold", 3))
+        return cls(
+            url,
+            spec.get("periodSeconds", 10),
+            spec.get("timeoutSeconds", 1),
+            spec.get("failureThreshold", 3),
+        )
 
     def passes(self) -> bool:
         try:
@@ -144,7 +149,9 @@ class Pod:
             return self.given[volume["secret"]["secretName"]]
         folder = self.folder / "volumes" / volume["name"]
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in self.config_maps.get(volume.get("configMap", {}).get("name", ""), {}).items():
+        for name, text in self.config_maps.get(
+            volume.get("configMap", {}).get("name", ""), {}
+        ).items():
             (folder / name).write_text(text, encoding="utf-8")
         return folder
 
@@ -156,7 +163,9 @@ class Pod:
         return text
 
     def _spawn(self, container: Mapping[str, Any]) -> subprocess.Popen[bytes]:
-        argv = [self._here(part) for part in [*container.get("command", []), *container.get("args", [])]]
+        argv = [
+            self._here(part) for part in [*container.get("command", []), *container.get("args", [])]
+        ]
         instead = self.commands.get(container["name"])
         if instead is not None:
             argv = [*instead, argv[-1]]
@@ -166,7 +175,9 @@ class Pod:
         env = base | {e["name"]: self._here(e["value"]) for e in container["env"]}
         self.events.append(f"{container['name']} starts")
         with (self.folder / f"{container['name']}.log").open("ab") as out:
-            return subprocess.Popen(argv, env=env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+            return subprocess.Popen(
+                argv, env=env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            )
 
     def _run(self) -> None:
         (container,) = self.spec["containers"]
@@ -183,7 +194,8 @@ class Pod:
     def _attend(self, container: Mapping[str, Any], process: subprocess.Popen[bytes]) -> str | None:
         """Probe until the pod stops (None), the process ends or a probe gives it up."""
         startup, readiness, liveness = (
-            Watched(Probe.of(container, name)) for name in ("startupProbe", "readinessProbe", "livenessProbe")
+            Watched(Probe.of(container, name))
+            for name in ("startupProbe", "readinessProbe", "livenessProbe")
         )
         started = False
         while not self._stopping.wait(TICK):

@@ -6,7 +6,9 @@ import copy
 from typing import Any
 
 OUT = {"egress": [{"ports": [{"port": 443, "protocol": "TCP"}]}]}
-GATEWAY = {"httpRoute": {"enabled": True, "parentRefs": [{"name": "gw"}], "hostnames": ["a.example"]}}
+GATEWAY = {
+    "httpRoute": {"enabled": True, "parentRefs": [{"name": "gw"}], "hostnames": ["a.example"]}
+}
 
 TOGGLES: dict[str, dict[str, Any]] = {
     "auth": {"auth": {"existingSecret": "key"}},
@@ -28,7 +30,13 @@ TOGGLES: dict[str, dict[str, Any]] = {
         "leaderWorkerSet": {"enabled": True},
         "models": {"existingClaim": "models"},
         "config": {
-            "models": {"target_model": {"path": "/models/t", "tensor_parallel_size": 8, "pipeline_parallel_size": 2}}
+            "models": {
+                "target_model": {
+                    "path": "/models/t",
+                    "tensor_parallel_size": 8,
+                    "pipeline_parallel_size": 2,
+                }
+            }
         },
     },
     "inference-pool": {**GATEWAY, "inferencePool": {"enabled": True, "endpointPicker": "picker"}},
@@ -39,14 +47,23 @@ TOGGLES: dict[str, dict[str, Any]] = {
         "networkPolicy": {
             "apiFrom": [{"namespaceSelector": {"matchLabels": {"name": "gateway"}}}],
             "metricsFrom": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}],
-            "egress": [{"to": [{"ipBlock": {"cidr": "0.0.0.0/0"}}], "ports": [{"port": 443, "protocol": "TCP"}]}],
+            "egress": [
+                {
+                    "to": [{"ipBlock": {"cidr": "0.0.0.0/0"}}],
+                    "ports": [{"port": 443, "protocol": "TCP"}],
+                }
+            ],
         }
     },
-    "service-monitor": {"metrics": {"serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}}}},
+    "service-monitor": {
+        "metrics": {"serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}}}
+    },
     "pod-monitor": {"metrics": {"podMonitor": {"enabled": True}}},
     "prometheus-rule": {"metrics": {"prometheusRule": {"enabled": True}}},
     "dashboards": {"metrics": {"dashboards": {"enabled": True}}},
-    "ingress": {"ingress": {"enabled": True, "host": "a.example", "className": "nginx", "tlsSecret": "cert"}},
+    "ingress": {
+        "ingress": {"enabled": True, "host": "a.example", "className": "nginx", "tlsSecret": "cert"}
+    },
     "http-route": GATEWAY,
     "canary": {**GATEWAY, "canary": {"enabled": True, "weight": 10}},
     "keda": {
@@ -55,12 +72,16 @@ TOGGLES: dict[str, dict[str, Any]] = {
                 "enabled": True,
                 "prometheusAddress": "http://prometheus:9090",
                 "tokensPerSecond": 1500,
-                "cron": [{"timezone": "UTC", "start": "0 6 * * *", "end": "0 20 * * *", "replicas": 2}],
+                "cron": [
+                    {"timezone": "UTC", "start": "0 6 * * *", "end": "0 20 * * *", "replicas": 2}
+                ],
             }
         }
     },
     "hpa": {"autoscaling": {"hpa": {"enabled": True}}},
-    "rolling": {"strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}},
+    "rolling": {
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+    },
     "no-gpu": {"gpu": {"resource": ""}},
     "scheduling": {
         "nodeSelector": {"gpu": "h100"},
@@ -75,14 +96,41 @@ TOGGLES: dict[str, dict[str, Any]] = {
         "extraVolumeMounts": [{"name": "more", "mountPath": "/more"}],
         "podLabels": {"team": "nlp"},
         "podAnnotations": {"note": "a: b"},
-        "extraObjects": [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "{{ .Release.Name }}-more"}}],
+        "extraObjects": [
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {"name": "{{ .Release.Name }}-more"},
+            }
+        ],
     },
-    "eight-gpus": {"config": {"models": {"target_model": {"path": "/models/t", "tensor_parallel_size": 8}}}},
+    "eight-gpus": {
+        "config": {"models": {"target_model": {"path": "/models/t", "tensor_parallel_size": 8}}}
+    },
 }
 
 TOGETHER = [
-    ["auth", "tls", "hub", "models-pull", "pdb", "service-monitor", "prometheus-rule", "dashboards", "canary"],
-    ["auth", "models-claim", "cache-claim", "keda", "ingress", "scheduling", "extras", "network-peers"],
+    [
+        "auth",
+        "tls",
+        "hub",
+        "models-pull",
+        "pdb",
+        "service-monitor",
+        "prometheus-rule",
+        "dashboards",
+        "canary",
+    ],
+    [
+        "auth",
+        "models-claim",
+        "cache-claim",
+        "keda",
+        "ingress",
+        "scheduling",
+        "extras",
+        "network-peers",
+    ],
     ["hpa", "http-route", "pod-monitor", "rolling", "eight-gpus", "models-claim"],
 ]
 
@@ -105,4 +153,8 @@ def _into(out: dict[str, Any], more: dict[str, Any]) -> None:
             out[key] = value
 
 
-CASES = {"defaults": {}} | TOGGLES | {f"together-{i}": merged(names) for i, names in enumerate(TOGETHER)}
+CASES = (
+    {"defaults": {}}
+    | TOGGLES
+    | {f"together-{i}": merged(names) for i, names in enumerate(TOGETHER)}
+)

@@ -31,7 +31,9 @@ class Rendered:
 
     def of(self, kind: str, name: str | None = None) -> dict[str, Any]:
         """The one document of a kind (and name)."""
-        (found,) = [d for d in self.documents if d["kind"] == kind and name in (None, d["metadata"]["name"])]
+        (found,) = [
+            d for d in self.documents if d["kind"] == kind and name in (None, d["metadata"]["name"])
+        ]
         return found
 
     def kinds(self) -> list[str]:
@@ -45,7 +47,9 @@ class Rendered:
 
 def fetch_tools() -> None:
     """Fetch helm and what else comes with it; skips where it cannot be had."""
-    done = subprocess.run([str(ROOT / "scripts" / "chart-tools")], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [str(ROOT / "scripts" / "chart-tools")], capture_output=True, text=True, check=False
+    )
     if not HELM.exists():
         pytest.skip(f"helm cannot be had (scripts/chart-tools): {done.stderr[-300:]}")
 
@@ -54,7 +58,9 @@ def run_helm(*arguments: str, values: Values | None = None) -> subprocess.Comple
     """helm with values on its standard input."""
     given = yaml.safe_dump(values or {}, allow_unicode=True, sort_keys=False)
     argv = [str(HELM), *arguments, "--values", "-"]
-    return subprocess.run(argv, input=given, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        argv, input=given, capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 def complete(values: Values | None) -> Values:

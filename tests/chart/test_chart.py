@@ -56,7 +56,11 @@ def test_objects_are_valid(rendered: Rendered) -> None:
         if document["apiVersion"] in CORE:
             kubernetes_validate.validate(document, "1.29", strict=True)
         for template_ in pod_templates(document):
-            pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"} | template_["metadata"]}
+            pod = {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": "x"} | template_["metadata"],
+            }
             kubernetes_validate.validate(pod | {"spec": template_["spec"]}, "1.29", strict=True)
 
 
@@ -65,13 +69,21 @@ def test_custom_objects_are_valid(rendered: Rendered) -> None:
     from cloudcoil.models.keda import v1alpha1
     from cloudcoil.models.prometheus_operator import v1
 
-    models = {"ServiceMonitor": v1.ServiceMonitor, "PodMonitor": v1.PodMonitor, "PrometheusRule": v1.PrometheusRule}
+    models = {
+        "ServiceMonitor": v1.ServiceMonitor,
+        "PodMonitor": v1.PodMonitor,
+        "PrometheusRule": v1.PrometheusRule,
+    }
     models["ScaledObject"] = v1alpha1.ScaledObject
     for document in rendered.documents:
         if (model := models.get(document["kind"])) is not None:
-            understood = model.model_validate(document).model_dump(by_alias=True, exclude_unset=True, mode="json")
+            understood = model.model_validate(document).model_dump(
+                by_alias=True, exclude_unset=True, mode="json"
+            )
             for spec in (understood["spec"], document["spec"]):
-                spec.get("fallback", {}).pop("behavior", None)  # the models of KEDA 2.16 do not have it yet
+                spec.get("fallback", {}).pop(
+                    "behavior", None
+                )  # the models of KEDA 2.16 do not have it yet
             assert understood["spec"] == document["spec"]
 
 
@@ -90,7 +102,9 @@ def test_http_routes_are_valid(case: str) -> None:
         pytest.skip("node or the models of the Gateway API cannot be had (scripts/chart-tools)")
     route = template(CASES[case]).of("HTTPRoute")
     argv = ["node", "--input-type=module", "--eval", HTTP_ROUTE]
-    out = subprocess.run(argv, cwd=folder, input=json.dumps(route), text=True, capture_output=True, check=False)
+    out = subprocess.run(
+        argv, cwd=folder, input=json.dumps(route), text=True, capture_output=True, check=False
+    )
     assert out.returncode == 0, out.stderr
 
 
@@ -122,8 +136,16 @@ def test_selectors_find_their_pods(rendered: Rendered) -> None:
         spec = document.get("spec", {})
         selector = spec.get("selector") or spec.get("podSelector") or {}
         wanted = selector.get("matchLabels", selector)
-        if document["kind"] in ("Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy", "PodMonitor"):
-            assert any(wanted.items() <= have.items() for have in labels), document["metadata"]["name"]
+        if document["kind"] in (
+            "Deployment",
+            "Service",
+            "PodDisruptionBudget",
+            "NetworkPolicy",
+            "PodMonitor",
+        ):
+            assert any(wanted.items() <= have.items() for have in labels), document["metadata"][
+                "name"
+            ]
         assert not {"helm.sh/chart", "app.kubernetes.io/version"} & set(wanted)
 
 
@@ -189,7 +211,13 @@ def test_least_privilege(rendered: Rendered) -> None:
 
 def test_off_means_no_document() -> None:
     """The defaults render what is needed and nothing else."""
-    assert template().kinds() == ["ConfigMap", "Deployment", "NetworkPolicy", "Service", "ServiceAccount"]
+    assert template().kinds() == [
+        "ConfigMap",
+        "Deployment",
+        "NetworkPolicy",
+        "Service",
+        "ServiceAccount",
+    ]
 
 
 CONFIG = {
@@ -234,20 +262,38 @@ def test_every_repository_config_is_a_chart_config() -> None:
 def test_gpus_and_time_follow_from_the_config() -> None:
     """GPUs from TP x PP, grace from the drain time, startup from the start time-out, shared memory from the GPUs."""
     config: Values = {
-        "models": {"target_model": {"path": "/m", "tensor_parallel_size": 4, "pipeline_parallel_size": 2}},
+        "models": {
+            "target_model": {"path": "/m", "tensor_parallel_size": 4, "pipeline_parallel_size": 2}
+        },
         "engine": {"drain_timeout_seconds": 120, "startup_timeout_seconds": 600},
     }
     pod = template({"config": config}).pod()
     (engine,) = pod["containers"]
     assert engine["resources"]["limits"]["nvidia.com/gpu"] == "8"
     assert pod["terminationGracePeriodSeconds"] == 15 + 120 + 45
-    assert engine["startupProbe"]["failureThreshold"] * engine["startupProbe"]["periodSeconds"] == 600 + 120
-    assert {v["name"]: v for v in pod["volumes"]}["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "10Gi"}
-    config["models"]["target_model"]["sha256"] = "0" * 64  # preflight hashes the checkpoint before the engine starts
+    assert (
+        engine["startupProbe"]["failureThreshold"] * engine["startupProbe"]["periodSeconds"]
+        == 600 + 120
+    )
+    assert {v["name"]: v for v in pod["volumes"]}["shm"]["emptyDir"] == {
+        "medium": "Memory",
+        "sizeLimit": "10Gi",
+    }
+    config["models"]["target_model"]["sha256"] = (
+        "0" * 64
+    )  # preflight hashes the checkpoint before the engine starts
     (engine,) = template({"config": config}).pod()["containers"]
-    assert engine["startupProbe"]["failureThreshold"] * engine["startupProbe"]["periodSeconds"] == 600 + 1800
-    (engine,) = template({"config": config, "probes": {"startup": {"extraSeconds": 60}}}).pod()["containers"]
-    assert engine["startupProbe"]["failureThreshold"] * engine["startupProbe"]["periodSeconds"] == 600 + 60
+    assert (
+        engine["startupProbe"]["failureThreshold"] * engine["startupProbe"]["periodSeconds"]
+        == 600 + 1800
+    )
+    (engine,) = template({"config": config, "probes": {"startup": {"extraSeconds": 60}}}).pod()[
+        "containers"
+    ]
+    assert (
+        engine["startupProbe"]["failureThreshold"] * engine["startupProbe"]["periodSeconds"]
+        == 600 + 60
+    )
 
 
 @pytest.mark.parametrize(
@@ -263,7 +309,10 @@ def test_gpus_and_time_follow_from_the_config() -> None:
 )
 def test_every_data_parallel_rank_has_gpus(flags: Values, gpus: str) -> None:
     """The pod asks for TP x PP of each rank that its engine runs; gpu.count is compared with that."""
-    config = {"models": {"target_model": {"path": "/m", "tensor_parallel_size": 2}}, "engine": {"extra_args": flags}}
+    config = {
+        "models": {"target_model": {"path": "/m", "tensor_parallel_size": 2}},
+        "engine": {"extra_args": flags},
+    }
     (engine,) = template({"config": config, "gpu": {"count": int(gpus)}}).pod()["containers"]
     assert engine["resources"]["limits"]["nvidia.com/gpu"] == gpus
 
@@ -273,12 +322,20 @@ def test_a_config_means_the_same_as_to_the_application() -> None:
     config = {
         "models": {"target_model": {"path": "${MODEL}", "tensor_parallel_size": "2"}},
         "server": {"port": "${PORT}", "api_key": "${KEY}"},
-        "sidecar": {"port": "${METRICS:-9500}", "enabled": "true", "canary_timeout_seconds": "${T}"},
+        "sidecar": {
+            "port": "${METRICS:-9500}",
+            "enabled": "true",
+            "canary_timeout_seconds": "${T}",
+        },
         "engine": {"startup_timeout_seconds": "1000", "max_num_seqs": "${SEQS}"},
         "speculative_decoding": {"enabled": "yes", "method": "${METHOD}", "max_batch_size": 32},
     }
     key = {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
-    env = [{"name": "PORT", "value": "8100"}, {"name": "SPECSERVE_ENGINE__DRAIN_TIMEOUT_SECONDS", "value": "30"}, key]
+    env = [
+        {"name": "PORT", "value": "8100"},
+        {"name": "SPECSERVE_ENGINE__DRAIN_TIMEOUT_SECONDS", "value": "30"},
+        key,
+    ]
     values: Values = {"config": config, "extraEnv": env, "networkPolicy": {"enabled": False}}
     rendered = template(values)
     assert yaml.safe_load(rendered.of("ConfigMap")["data"]["config.yaml"]) == config
@@ -316,13 +373,23 @@ def test_quantities_that_kubernetes_takes() -> None:
 
 def test_long_names_stay_labels() -> None:
     """A label has 63 characters at most, and a trailing slash is no part of a folder's name."""
-    source = {"size": "1Gi", "pull": True, "mountPath": "/models/", "sources": {"target": "s3://b/llm/big"}}
+    source = {
+        "size": "1Gi",
+        "pull": True,
+        "mountPath": "/models/",
+        "sources": {"target": "s3://b/llm/big"},
+    }
     values: Values = {"nameOverride": "a" * 70, "models": source, "networkPolicy": OUT}
     values["config"] = {"models": {"target_model": {"path": "/models/llm--big"}}}
     rendered = template(values)
     for document in rendered.documents:
         assert all(len(value) <= 63 for value in document["metadata"]["labels"].values())
-    mounts = [m["mountPath"] for c in containers(rendered.pod()) for m in c["volumeMounts"] if m["name"] == "models"]
+    mounts = [
+        m["mountPath"]
+        for c in containers(rendered.pod())
+        for m in c["volumeMounts"]
+        if m["name"] == "models"
+    ]
     assert mounts == ["/models", "/models"]
 
 
@@ -330,7 +397,9 @@ def test_a_budget_counts_no_canary() -> None:
     """The canary's pod is no replica: losing it must not use up the budget, nor stand in for one."""
     selector = template(CASES["pdb"]).of("PodDisruptionBudget")["spec"]["selector"]["matchLabels"]
     assert selector["app.kubernetes.io/component"] == "engine"
-    group = template(CASES["several-nodes"] | CASES["pdb"]).of("PodDisruptionBudget")["spec"]["selector"]["matchLabels"]
+    group = template(CASES["several-nodes"] | CASES["pdb"]).of("PodDisruptionBudget")["spec"][
+        "selector"
+    ]["matchLabels"]
     assert "app.kubernetes.io/component" not in group
 
 
@@ -351,7 +420,9 @@ def test_without_a_key_the_policy_guards() -> None:
     """Without a key the pod says so to the application; with one, the key comes from a mounted Secret."""
 
     def env(values: Values) -> dict[str, str]:
-        return {e["name"]: e.get("value", "") for e in template(values).pod()["containers"][0]["env"]}
+        return {
+            e["name"]: e.get("value", "") for e in template(values).pod()["containers"][0]["env"]
+        }
 
     assert env({})["SPECSERVE_SERVER__ALLOW_UNAUTHENTICATED"] == "true"
     keyed = env({"auth": {"existingSecret": "s", "key": "k"}})
@@ -378,11 +449,17 @@ def test_several_nodes_are_one_group() -> None:
     """The leader alone has probes and ports; a worker is told its rank, takes its part of the GPUs and leaves last."""
     group = template(CASES["several-nodes"]).of("LeaderWorkerSet")["spec"]["leaderWorkerTemplate"]
     assert (group["size"], group["restartPolicy"]) == (2, "RecreateGroupOnPodRestart")
-    (leader,), (worker,) = (group[f"{role}Template"]["spec"]["containers"] for role in ("leader", "worker"))
+    (leader,), (worker,) = (
+        group[f"{role}Template"]["spec"]["containers"] for role in ("leader", "worker")
+    )
     assert not (PROBES | {"ports"}) & set(worker)
     own = PROBES | {"ports", "lifecycle"}
-    assert {k: v for k, v in leader.items() if k not in own} == {k: v for k, v in worker.items() if k not in own}
-    env = {e["name"]: e["value"] for e in worker["env"] if "NODE" in e["name"] or "LEADER" in e["name"]}
+    assert {k: v for k, v in leader.items() if k not in own} == {
+        k: v for k, v in worker.items() if k not in own
+    }
+    env = {
+        e["name"]: e["value"] for e in worker["env"] if "NODE" in e["name"] or "LEADER" in e["name"]
+    }
     assert env == {
         "SPECSERVE_ENGINE__NODE_COUNT": "2",
         "SPECSERVE_ENGINE__NODE_RANK": "$(LWS_WORKER_INDEX)",
@@ -410,15 +487,20 @@ def test_pulled_models_are_found_offline() -> None:
     (pull,), (engine,) = pod["initContainers"], pod["containers"]
     for container in (pull, engine):
         assert {"name": "HF_HUB_CACHE", "value": "/models/huggingface"} in container["env"]
-        assert {"name": "SPECSERVE_MODELS__HUB_TOKEN_FILE", "value": "/etc/specserve/secrets/hub/token"} in container[
-            "env"
-        ]
+        assert {
+            "name": "SPECSERVE_MODELS__HUB_TOKEN_FILE",
+            "value": "/etc/specserve/secrets/hub/token",
+        } in container["env"]
     assert {"name": "HF_HUB_OFFLINE", "value": "1"} in engine["env"]
     assert {"name": "HF_HUB_OFFLINE", "value": "1"} not in pull["env"]
-    writable = [[m["readOnly"] for m in c["volumeMounts"] if m["name"] == "models"] for c in (pull, engine)]
+    writable = [
+        [m["readOnly"] for m in c["volumeMounts"] if m["name"] == "models"] for c in (pull, engine)
+    ]
     assert writable == [[False], [True]]
     (pull,) = template(CASES["models-store"]).pod()["initContainers"]
-    assert {"name": "SPECSERVE_MODELS__TARGET_MODEL__PATH", "value": "s3://bucket/llm/big"} in pull["env"]
+    assert {"name": "SPECSERVE_MODELS__TARGET_MODEL__PATH", "value": "s3://bucket/llm/big"} in pull[
+        "env"
+    ]
     assert {"name": "SPECSERVE_MODELS__STORE", "value": "/models"} in pull["env"]
 
 
@@ -426,7 +508,9 @@ def test_speculation_that_does_not_pay_is_an_alert(tmp_path: Path) -> None:
     """With the canary pair, an alert fires after 15 minutes of slower tokens with speculation; none while it pays."""
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not installed (apt-get install prometheus)")
-    rule = template(CASES["canary"] | MONITORED, "--namespace", "llm").of("PrometheusRule", "chat-specserve-canary")
+    rule = template(CASES["canary"] | MONITORED, "--namespace", "llm").of(
+        "PrometheusRule", "chat-specserve-canary"
+    )
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rule["spec"]))
     labels = 'namespace="llm", job="{2}", pod="{0}", instance="{0}", model_name="{1}"'
     series = []
@@ -439,8 +523,15 @@ def test_speculation_that_does_not_pay_is_an_alert(tmp_path: Path) -> None:
             own = labels.format(pod, model, job if asks or "/" in job else f"{job}-canary")
             tpot = f'specserve_time_per_output_token_seconds{{{own}, window="5m", stat="mean"}}'
             series.append({"series": tpot, "values": f"{seconds}+0x30"})
-            series.append({"series": f"specserve_speculation_configured{{{own}}}", "values": f"{asks}+0x30"})
-    found = {"severity": "warning", "namespace": "llm", "job": "chat-specserve", "model_name": "costs"}
+            series.append(
+                {"series": f"specserve_speculation_configured{{{own}}}", "values": f"{asks}+0x30"}
+            )
+    found = {
+        "severity": "warning",
+        "namespace": "llm",
+        "job": "chat-specserve",
+        "model_name": "costs",
+    }
     (alert,) = [r for r in rule["spec"]["groups"][0]["rules"] if "alert" in r]
     said = alert["annotations"] | {
         "description": alert["annotations"]["description"]
@@ -456,7 +547,11 @@ def test_speculation_that_does_not_pay_is_an_alert(tmp_path: Path) -> None:
     case["tests"] = [{"interval": "1m", "input_series": series, "alert_rule_test": asked}]
     (tmp_path / "test.yaml").write_text(yaml.safe_dump(case))
     out = subprocess.run(
-        ["promtool", "test", "rules", "test.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False
+        ["promtool", "test", "rules", "test.yaml"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert out.returncode == 0, out.stdout + out.stderr
 
@@ -479,14 +574,20 @@ def test_notes_warn_of_what_may_be_missing() -> None:
         "config": {
             "models": {"target_model": {"path": "/elsewhere/${WHICH}"}},
             "server": {"served_model_name": "it's"},
-            "alerts": {"acceptance_rate": {"fire_below": 0.3}, "runbook_base_url": "https://wiki/rb/"},
+            "alerts": {
+                "acceptance_rate": {"fire_below": 0.3},
+                "runbook_base_url": "https://wiki/rb/",
+            },
         },
         "metrics": {"prometheusRule": {"enabled": True}},
     }
     out = run_helm("install", "chat", str(CHART), "--dry-run=client", values=complete(values))
     assert out.returncode == 0, out.stderr
     notes = out.stdout.partition("NOTES:")[2]
-    assert "config.models.target_model.path is /elsewhere/${WHICH}, where no volume is mounted" in notes
+    assert (
+        "config.models.target_model.path is /elsewhere/${WHICH}, where no volume is mounted"
+        in notes
+    )
     assert "config uses ${WHICH}, which extraEnv does not set" in notes
     assert "The PrometheusRule has the default thresholds" in notes
     assert """"model":"it'\\''s"}'""" in notes
@@ -496,7 +597,14 @@ def test_notes_warn_of_what_may_be_missing() -> None:
 def test_own_rules_take_the_place_of_the_defaults() -> None:
     """Rules of one's own are installed, templates of descriptions included; our series are those of the release."""
     text = 'up / specserve_ready {a="b"} / on (job) model:specserve_x:sum / {__name__=~"specserve_y|specserve_z"}'
-    own = {"groups": [{"name": "g", "rules": [{"alert": "A", "expr": text, "annotations": {"d": "{{ $value }}"}}]}]}
+    own = {
+        "groups": [
+            {
+                "name": "g",
+                "rules": [{"alert": "A", "expr": text, "annotations": {"d": "{{ $value }}"}}],
+            }
+        ]
+    }
     metrics = {"prometheusRule": {"enabled": True, "rules": yaml.safe_dump(own)}}
     monitored = metrics | {"serviceMonitor": {"enabled": True}}
     spec = template({"metrics": monitored}, "--namespace", "llm").of("PrometheusRule")["spec"]
@@ -505,14 +613,19 @@ def test_own_rules_take_the_place_of_the_defaults() -> None:
     rule["expr"] = text.replace(' {a="b"}', f'{{{job}a="b"}}').replace("sum", f"sum{{{job}}}")
     assert spec == own
     spec = template({"metrics": metrics}, "--namespace", "llm").of("PrometheusRule")["spec"]
-    rule["expr"] = rule["expr"].replace(job, 'namespace="llm",')  # whoever scrapes then names the job
+    rule["expr"] = rule["expr"].replace(
+        job, 'namespace="llm",'
+    )  # whoever scrapes then names the job
     assert spec == own
 
 
 def test_any_user_id_works() -> None:
     """Without runAsUser, as OpenShift wants it, no id is asked for; the user's name does not come from /etc/passwd."""
     pod = template({"podSecurityContext": {"runAsUser": None, "fsGroup": None}}).pod()
-    assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    assert pod["securityContext"] == {
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
     env = {e["name"]: e["value"] for e in pod["containers"][0]["env"]}
     assert (env["HOME"], env["USER"]) == ("/cache", "specserve")
 
@@ -528,7 +641,9 @@ def test_scaling_holds_without_metrics() -> None:
         ',pod!~"chat-specserve-canary-.+"})'
     )
     assert [t["type"] for t in spec["triggers"]] == ["prometheus", "prometheus", "cron"]
-    (shrink,) = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleDown"]["policies"]
+    (shrink,) = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleDown"][
+        "policies"
+    ]
     assert shrink == {"type": "Pods", "value": 1, "periodSeconds": 300}
 
 
@@ -537,10 +652,18 @@ def test_zero_replicas_only_after_the_work() -> None:
     values = merged(["keda"])
     values["autoscaling"]["keda"] |= {"minReplicas": 0, "cooldownSeconds": 7200}
     spec = template(values).of("ScaledObject")["spec"]
-    assert (spec["minReplicaCount"], spec["fallback"]["replicas"], spec["cooldownPeriod"]) == (0, 1, 7200)
+    assert (spec["minReplicaCount"], spec["fallback"]["replicas"], spec["cooldownPeriod"]) == (
+        0,
+        1,
+        7200,
+    )
     behavior = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
     assert behavior["scaleDown"]["stabilizationWindowSeconds"] == 3600
-    (keeps,) = [t["metadata"] for t in spec["triggers"] if "requests_running" in t["metadata"].get("query", "")]
+    (keeps,) = [
+        t["metadata"]
+        for t in spec["triggers"]
+        if "requests_running" in t["metadata"].get("query", "")
+    ]
     assert "requests_waiting" in keeps["query"]
     assert float(keeps["threshold"]) >= 1e6  # one replica at most
 
@@ -553,7 +676,9 @@ def test_gateways_do_not_cut_long_answers() -> None:
     given = GATEWAY["httpRoute"] | {"timeouts": more}
     (rule,) = template({"httpRoute": given}).of("HTTPRoute")["spec"]["rules"]
     assert rule["timeouts"] == more
-    (rule,) = template({"httpRoute": given | {"timeouts": {"request": None}}}).of("HTTPRoute")["spec"]["rules"]
+    (rule,) = template({"httpRoute": given | {"timeouts": {"request": None}}}).of("HTTPRoute")[
+        "spec"
+    ]["rules"]
     assert "timeouts" not in rule
 
 
@@ -570,7 +695,9 @@ def test_the_rules_are_those_of_the_sidecar() -> None:
     rule = template(MONITORED, "--namespace", "llm").of("PrometheusRule", "chat-specserve")
     own = 'namespace="llm",job=~"chat-specserve|chat-specserve-canary|llm/chat-specserve",'
     text = json.dumps(rule["spec"]).replace(json.dumps(own)[1:-1], "").replace("{}", "")
-    assert json.loads(text) == yaml.safe_load((CHART / "alerts" / "specserve.rules.yaml").read_text())
+    assert json.loads(text) == yaml.safe_load(
+        (CHART / "alerts" / "specserve.rules.yaml").read_text()
+    )
 
 
 def test_rules_are_of_one_release(tmp_path: Path) -> None:
@@ -595,11 +722,17 @@ def test_rules_are_of_one_release(tmp_path: Path) -> None:
     case = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [test]}
     (tmp_path / "test.yaml").write_text(yaml.safe_dump(case))
     out = subprocess.run(
-        ["promtool", "test", "rules", "test.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False
+        ["promtool", "test", "rules", "test.yaml"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert out.returncode == 0, out.stdout + out.stderr
     keda = {"keda": CASES["keda"]["autoscaling"]["keda"] | {"minReplicas": 0}}
-    rule = template(CASES["prometheus-rule"] | {"autoscaling": keda}).of("PrometheusRule", "chat-specserve")
+    rule = template(CASES["prometheus-rule"] | {"autoscaling": keda}).of(
+        "PrometheusRule", "chat-specserve"
+    )
     assert "SidecarAbsent" not in [r.get("alert") for r in rule["spec"]["groups"][0]["rules"]]
 
 

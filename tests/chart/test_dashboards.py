@@ -56,7 +56,9 @@ QUERIES = [
 
 def filled(expression: str) -> str:
     """A query as Grafana sends it when every variable is All."""
-    return re.sub(r"\$(namespace|model|instance)", ".*", expression).replace("$__rate_interval", "1m")
+    return re.sub(r"\$(namespace|model|instance)", ".*", expression).replace(
+        "$__rate_interval", "1m"
+    )
 
 
 def selectors(node: Any) -> Iterator[promql_parser.VectorSelector]:
@@ -105,7 +107,11 @@ def test_panels_fit_the_grid(name: str) -> None:
     for panel in DASHBOARDS[name]["panels"]:
         at = panel["gridPos"]
         assert at["x"] + at["w"] <= 24
-        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        cells = {
+            (x, y)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        }
         assert not cells & taken, panel["title"]
         taken |= cells
     ids = [p["id"] for p in DASHBOARDS[name]["panels"]]
@@ -141,7 +147,9 @@ class Live:
     def answer(self, expression: str, job: str) -> list[dict[str, Any]]:
         """Series of a query, asked of one job alone."""
         narrowed = filled(expression).replace('namespace=~".*"', f'job=~"{job}"')
-        out = requests.get(f"{self.url}/api/v1/query", params={"query": narrowed}, timeout=10).json()
+        out = requests.get(
+            f"{self.url}/api/v1/query", params={"query": narrowed}, timeout=10
+        ).json()
         assert out["status"] == "success", out
         return out["data"]["result"]
 
@@ -190,8 +198,16 @@ def sidecar_config(folder: Path, engine: int, port: int, *, speculates: bool) ->
     config = {
         "server": {"port": engine, "served_model_name": "stub"},
         "models": {"target_model": {"path": "/models/stub"}},
-        "speculative_decoding": {"enabled": speculates, "method": "ngram", "num_speculative_tokens": 3},
-        "sidecar": {"port": port, "scrape_interval_seconds": 0.3, "state_dir": str(folder / f"state-{port}")},
+        "speculative_decoding": {
+            "enabled": speculates,
+            "method": "ngram",
+            "num_speculative_tokens": 3,
+        },
+        "sidecar": {
+            "port": port,
+            "scrape_interval_seconds": 0.3,
+            "state_dir": str(folder / f"state-{port}"),
+        },
     }
     path = folder / f"sidecar-{port}.yaml"
     path.write_text(yaml.safe_dump(config))
@@ -204,7 +220,9 @@ def prometheus_config(folder: Path, jobs: dict[str, list[int]]) -> Path:
         for job, ports in jobs.items()
     ]
     path = folder / "prometheus.yml"
-    path.write_text(yaml.safe_dump({"global": {"scrape_interval": "1s"}, "scrape_configs": scrapes}))
+    path.write_text(
+        yaml.safe_dump({"global": {"scrape_interval": "1s"}, "scrape_configs": scrapes})
+    )
     return path
 
 
@@ -221,11 +239,22 @@ def live(tmp_path_factory: pytest.TempPathFactory, exporter: int) -> Iterator[Li
         for port, more in ((on, SPECULATIVE), (off, ()))
     ]
     sidecars = [
-        [python, "-m", "specserve", "sidecar", str(sidecar_config(folder, engine, port, speculates=engine == on))]
+        [
+            python,
+            "-m",
+            "specserve",
+            "sidecar",
+            str(sidecar_config(folder, engine, port, speculates=engine == on)),
+        ]
         for engine, port in ((on, on_sidecar), (off, off_sidecar))
     ]
-    configuration = prometheus_config(folder, {"real": [on_sidecar, off_sidecar], "all": [exporter]})
-    storage, listen = f"--storage.tsdb.path={folder / 'tsdb'}", f"--web.listen-address=127.0.0.1:{prometheus}"
+    configuration = prometheus_config(
+        folder, {"real": [on_sidecar, off_sidecar], "all": [exporter]}
+    )
+    storage, listen = (
+        f"--storage.tsdb.path={folder / 'tsdb'}",
+        f"--web.listen-address=127.0.0.1:{prometheus}",
+    )
     server = ["prometheus", f"--config.file={configuration}", storage, listen]
     with (
         process(stubs[0], folder / "on.log"),
@@ -236,7 +265,9 @@ def live(tmp_path_factory: pytest.TempPathFactory, exporter: int) -> Iterator[Li
     ):
         found = Live(f"http://127.0.0.1:{prometheus}")
         for port in (on, off):
-            wait_for(lambda port=port: answers(f"http://127.0.0.1:{port}/health"), "the stub engine")
+            wait_for(
+                lambda port=port: answers(f"http://127.0.0.1:{port}/health"), "the stub engine"
+            )
         wait_for(lambda: answers(f"{found.url}/-/ready"), "Prometheus")
         settle(found, (on, off))
         yield found
@@ -251,15 +282,23 @@ def answers(url: str) -> bool:
 
 def settle(found: Live, engines: tuple[int, int]) -> None:
     """Traffic until the latest things to appear are there: rates, latencies of both arms, positions."""
-    wanted = ('sum(specserve_ready{job="real"}) == 2', 'count(rate(specserve_steps_total{job="real"}[1m])) == 2')
-    latency = 'count(specserve_time_per_output_token_seconds{job="real",stat="mean",window="5m"}) == 2'
+    wanted = (
+        'sum(specserve_ready{job="real"}) == 2',
+        'count(rate(specserve_steps_total{job="real"}[1m])) == 2',
+    )
+    latency = (
+        'count(specserve_time_per_output_token_seconds{job="real",stat="mean",window="5m"}) == 2'
+    )
 
     def there() -> bool:
         body = {"model": "stub", "prompt": "a b c", "max_tokens": 20}
         for port in engines:
             requests.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=10)
         queries = (*wanted, latency)
-        got = [requests.get(f"{found.url}/api/v1/query", params={"query": q}, timeout=10).json() for q in queries]
+        got = [
+            requests.get(f"{found.url}/api/v1/query", params={"query": q}, timeout=10).json()
+            for q in queries
+        ]
         return all(answer["data"]["result"] for answer in got)
 
     wait_for(there, "samples of both sidecars", 60)
@@ -271,7 +310,10 @@ def test_queries_answer(live: Live, expression: str) -> None:
     speedup = "specserve_speculation_configured" in expression
     if not speedup:
         live.answers(expression, "all")
-    names = {family_of(s.name).removeprefix("specserve_") for s in selectors(promql_parser.parse(filled(expression)))}
+    names = {
+        family_of(s.name).removeprefix("specserve_")
+        for s in selectors(promql_parser.parse(filled(expression)))
+    }
     absent = any(name.startswith(("gpu_", "canary_")) or name in NEEDS_MORE for name in names)
     if not absent and not any(label in expression for label in ONLY_AFTER_ERRORS):
         live.answers(expression, "real")
@@ -286,15 +328,22 @@ def test_the_measured_speedup_is_that_of_the_pair(live: Live) -> None:
     assert 1.2 < float(series["value"][1]) < 4
 
 
-def run_query(folder: Path, panel: str, samples: dict[str, float], expected: dict[str, float]) -> None:
+def run_query(
+    folder: Path, panel: str, samples: dict[str, float], expected: dict[str, float]
+) -> None:
     """Ask a panel's first query of promtool, with these series at a constant value."""
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not installed (apt-get install prometheus)")
     (found,) = [p for p in panels("overview") if p["title"] == panel]
     asked = {"expr": filled(found["targets"][0]["expr"]), "eval_time": "5m"}
-    asked["exp_samples"] = [{"labels": labels, "value": value} for labels, value in expected.items()]
+    asked["exp_samples"] = [
+        {"labels": labels, "value": value} for labels, value in expected.items()
+    ]
     series = [{"series": name, "values": f"{value}+0x9"} for name, value in samples.items()]
-    case = {"rule_files": [], "tests": [{"interval": "1m", "input_series": series, "promql_expr_test": [asked]}]}
+    case = {
+        "rule_files": [],
+        "tests": [{"interval": "1m", "input_series": series, "promql_expr_test": [asked]}],
+    }
     (folder / "test.yaml").write_text(yaml.safe_dump(case))
     argv = ["promtool", "test", "rules", "test.yaml"]
     out = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
@@ -304,9 +353,15 @@ def run_query(folder: Path, panel: str, samples: dict[str, float], expected: dic
 def test_the_speedup_is_that_of_each_model(tmp_path: Path) -> None:
     """A model without a canary has no measured speedup, and does not change that of another."""
     samples = {}
-    for model, pod, asks, seconds in (("big", "a", 1, 0.01), ("big", "c", 0, 0.02), ("small", "s", 1, 0.05)):
+    for model, pod, asks, seconds in (
+        ("big", "a", 1, 0.01),
+        ("big", "c", 0, 0.02),
+        ("small", "s", 1, 0.05),
+    ):
         own = f'namespace="n", pod="{pod}", instance="{pod}", model_name="{model}"'
-        samples[f'specserve_time_per_output_token_seconds{{{own}, window="5m", stat="mean"}}'] = seconds
+        samples[f'specserve_time_per_output_token_seconds{{{own}, window="5m", stat="mean"}}'] = (
+            seconds
+        )
         samples[f"specserve_speculation_configured{{{own}}}"] = asks
     run_query(tmp_path, "Measured speedup", samples, {'{namespace="n", model_name="big"}': 2})
 
@@ -316,6 +371,9 @@ def test_pending_alerts_are_shown(tmp_path: Path) -> None:
     samples, expected = {}, {}
     for name, firing, pending, shown in (("A", 0, 1, 0.5), ("B", 1, 0, 1), ("C", 0, 0, 0)):
         labels = f'{{alert="{name}", severity="warning", instance="i"}}'
-        samples |= {f"specserve_alert_firing{labels}": firing, f"specserve_alert_pending{labels}": pending}
+        samples |= {
+            f"specserve_alert_firing{labels}": firing,
+            f"specserve_alert_pending{labels}": pending,
+        }
         expected[labels] = shown
     run_query(tmp_path, "Alerts", samples, expected)

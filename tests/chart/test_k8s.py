@@ -22,7 +22,9 @@ CONTAINERS = sorted((K8S / "containers").iterdir())
 
 
 def documents(profile: str) -> list[dict[str, Any]]:
-    out = subprocess.run([str(KUBECTL), "kustomize", str(K8S / profile)], capture_output=True, text=True, check=False)
+    out = subprocess.run(
+        [str(KUBECTL), "kustomize", str(K8S / profile)], capture_output=True, text=True, check=False
+    )
     assert out.returncode == 0, out.stderr
     return list(yaml.safe_load_all(out.stdout))
 
@@ -60,13 +62,16 @@ def test_the_config_in_it_loads(profile: str, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(text)
     (workload,) = [d for d in found if d["kind"] in ("Deployment", "LeaderWorkerSet")]
     spec = workload["spec"]
-    pod = (spec["leaderWorkerTemplate"]["leaderTemplate"] if "leaderWorkerTemplate" in spec else spec["template"])[
-        "spec"
-    ]
+    pod = (
+        spec["leaderWorkerTemplate"]["leaderTemplate"]
+        if "leaderWorkerTemplate" in spec
+        else spec["template"]
+    )["spec"]
     secret = tmp_path / "key"
     secret.write_text("k")
     environ = {
-        e["name"]: str(secret) if e["name"].endswith("_FILE") else e["value"] for e in pod["containers"][0]["env"]
+        e["name"]: str(secret) if e["name"].endswith("_FILE") else e["value"]
+        for e in pod["containers"][0]["env"]
     }
     environ = {k: {"$(LWS_WORKER_INDEX)": "0"}.get(v, v) for k, v in environ.items()}
     settings = load(tmp_path / "config.yaml", environ=environ).settings

@@ -30,8 +30,18 @@ def rendered_pod(folder: Path, ports: tuple[int, int], **values: Any) -> Pod:
         "engine": {"drain_timeout_seconds": 5, "startup_timeout_seconds": 60},
         "sidecar": {"port": ports[1], "scrape_interval_seconds": 0.3, "canary_timeout_seconds": 2},
     }
-    probes = {"startup": {"periodSeconds": 1}, "readiness": {"periodSeconds": 1}, "liveness": {"periodSeconds": 1}}
-    given = {"config": config, "probes": probes, "shutdown": {"preStopSeconds": 1}, "gpu": {"resource": ""}, **values}
+    probes = {
+        "startup": {"periodSeconds": 1},
+        "readiness": {"periodSeconds": 1},
+        "liveness": {"periodSeconds": 1},
+    }
+    given = {
+        "config": config,
+        "probes": probes,
+        "shutdown": {"preStopSeconds": 1},
+        "gpu": {"resource": ""},
+        **values,
+    }
     made = template(given)
     folder.mkdir(exist_ok=True)
     maps = {d["metadata"]["name"]: d["data"] for d in made.documents if d["kind"] == "ConfigMap"}
@@ -41,7 +51,9 @@ def rendered_pod(folder: Path, ports: tuple[int, int], **values: Any) -> Pod:
 def complete(port: int, tokens: int = 5) -> int:
     """The status of one completion."""
     body = {"model": "stub", "prompt": "a b c", "max_tokens": tokens}
-    return requests.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=30).status_code
+    return requests.post(
+        f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=30
+    ).status_code
 
 
 def lost(port: int) -> None:
@@ -81,7 +93,9 @@ def test_requests_in_flight_end_well(pod: Callable[..., tuple[Pod, int]]) -> Non
     one, port = pod()
     requests.post(f"http://127.0.0.1:{port}/__control", json={"step": 0.02}, timeout=5)
     statuses: list[int] = []
-    clients = [threading.Thread(target=lambda: statuses.append(complete(port, 180))) for _ in range(4)]
+    clients = [
+        threading.Thread(target=lambda: statuses.append(complete(port, 180))) for _ in range(4)
+    ]
     for client in clients:
         client.start()
     time.sleep(0.5)
@@ -111,7 +125,9 @@ def test_a_saturated_engine_is_not_restarted(pod: Callable[..., tuple[Pod, int]]
     one, port = pod()
     requests.post(f"http://127.0.0.1:{port}/__control", json={"step": 0.05, "ttft": 0.5}, timeout=5)
     statuses: list[int] = []
-    clients = [threading.Thread(target=lambda: statuses.append(complete(port, 150))) for _ in range(24)]
+    clients = [
+        threading.Thread(target=lambda: statuses.append(complete(port, 150))) for _ in range(24)
+    ]
     for client in clients:
         client.start()
     for client in clients:

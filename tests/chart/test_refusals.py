@@ -38,7 +38,10 @@ def test_bad_configs_never_reach_a_pod(path: Path, tmp_path: Path) -> None:
 def test_a_file_below_a_variable_is_left_to_the_pod() -> None:
     """What ``${KEYS}`` is, the pod knows; docs/config.md allows it in every value."""
     out = run_helm(
-        "template", "chat", str(CHART), values=complete({"config": {"server": {"api_key_file": "${KEYS}/k"}}})
+        "template",
+        "chat",
+        str(CHART),
+        values=complete({"config": {"server": {"api_key_file": "${KEYS}/k"}}}),
     )
     assert out.returncode == 0, out.stderr
 
@@ -48,13 +51,20 @@ def test_the_guides_own_config_is_taken_as_it_is() -> None:
     config = yaml.safe_load((ROOT / "configs" / "field-guide.yaml").read_text())
     out = run_helm("template", "chat", str(CHART), values={"config": config})
     assert out.returncode == 0, out.stderr
-    (text,) = [d["data"]["config.yaml"] for d in yaml.safe_load_all(out.stdout) if d and d["kind"] == "ConfigMap"]
+    (text,) = [
+        d["data"]["config.yaml"]
+        for d in yaml.safe_load_all(out.stdout)
+        if d and d["kind"] == "ConfigMap"
+    ]
     assert yaml.safe_load(text) == config
 
 
 TWO_GPUS = {"models": {"target_model": {"path": "/models/t", "tensor_parallel_size": 2}}}
 BAD: dict[str, tuple[Values, str]] = {
-    "gpu-count": ({"gpu": {"count": 3}}, "gpu.count is 3 on 1 node(s), but the config asks for 1 GPUs"),
+    "gpu-count": (
+        {"gpu": {"count": 3}},
+        "gpu.count is 3 on 1 node(s), but the config asks for 1 GPUs",
+    ),
     "latest": ({"image": {"tag": "latest"}}, "image.tag is 'latest'; name a version"),
     "open": ({"networkPolicy": {"enabled": False}}, "anyone in the cluster could use the model"),
     "grace": (
@@ -81,14 +91,29 @@ BAD: dict[str, tuple[Values, str]] = {
         {"sharedMemory": "1500Mi", "resources": {"limits": {"memory": "1.5G"}}},
         "resources.limits.memory is 1.5G, and /dev/shm, which counts toward it, may take 1500Mi",
     ),
-    "liveness": ({"probes": {"liveness": {"failureThreshold": 1}}}, "must be at least 3, or one slow answer restarts"),
-    "keda-address": ({"autoscaling": {"keda": {"enabled": True}}}, "autoscaling.keda needs prometheusAddress"),
+    "liveness": (
+        {"probes": {"liveness": {"failureThreshold": 1}}},
+        "must be at least 3, or one slow answer restarts",
+    ),
+    "keda-address": (
+        {"autoscaling": {"keda": {"enabled": True}}},
+        "autoscaling.keda needs prometheusAddress",
+    ),
     "keda-asleep": (
-        {"autoscaling": {"keda": {"enabled": True, "prometheusAddress": "http://p", "minReplicas": 0}}},
+        {
+            "autoscaling": {
+                "keda": {"enabled": True, "prometheusAddress": "http://p", "minReplicas": 0}
+            }
+        },
         "pods that are not there report no waiting requests, so nothing would wake them",
     ),
     "two-autoscalers": (
-        {"autoscaling": {"keda": {"enabled": True, "prometheusAddress": "http://p"}, "hpa": {"enabled": True}}},
+        {
+            "autoscaling": {
+                "keda": {"enabled": True, "prometheusAddress": "http://p"},
+                "hpa": {"enabled": True},
+            }
+        },
         "two autoscalers of one Deployment fight, keep one",
     ),
     "nodes-uneven": (
@@ -100,14 +125,22 @@ BAD: dict[str, tuple[Values, str]] = {
         "config.engine.node_count is 2, but 1 node(s) are deployed; set leaderWorkerSet.enabled",
     ),
     "nodes-scaled": (
-        {"leaderWorkerSet": {"enabled": True}, "autoscaling": {"hpa": {"enabled": True}}, "config": TWO_GPUS},
+        {
+            "leaderWorkerSet": {"enabled": True},
+            "autoscaling": {"hpa": {"enabled": True}},
+            "config": TWO_GPUS,
+        },
         "autoscaling works on the Deployment; leaderWorkerSet has none",
     ),
     "nodes-canary": (
-        {"leaderWorkerSet": {"enabled": True}, "canary": {"enabled": True}, "config": TWO_GPUS} | CASES["http-route"],
+        {"leaderWorkerSet": {"enabled": True}, "canary": {"enabled": True}, "config": TWO_GPUS}
+        | CASES["http-route"],
         "canary.enabled runs one more pod, but the model needs several",
     ),
-    "pool-alone": ({"inferencePool": {"enabled": True}}, "inferencePool.enabled needs httpRoute.enabled"),
+    "pool-alone": (
+        {"inferencePool": {"enabled": True}},
+        "inferencePool.enabled needs httpRoute.enabled",
+    ),
     "source-elsewhere": (
         {"models": {"size": "1Gi", "pull": True, "sources": {"target": "s3://bucket/llm/big"}}},
         "models.sources.target is copied to /models/llm--big, but config.models.target_model.path is '/models/target'",
@@ -128,7 +161,10 @@ BAD: dict[str, tuple[Values, str]] = {
         {"extraEnv": [{"name": "SPECSERVE_SIDECAR__ENABLED", "value": "off"}]},
         "config.sidecar.enabled is false, but the pod's probes ask the sidecar",
     ),
-    "service-port": ({"service": {"port": 9400}}, "service.port is 9400, and so is config.sidecar.port"),
+    "service-port": (
+        {"service": {"port": 9400}},
+        "service.port is 9400, and so is config.sidecar.port",
+    ),
     "service-port-of-metrics": (
         {"config": {"server": {"port": 9000}, "sidecar": {"port": 8000}}},
         "service.port is 8000, and so is config.sidecar.port",
@@ -146,11 +182,16 @@ BAD: dict[str, tuple[Values, str]] = {
         "gpu.count is 1 on 1 node(s), but the config asks for 2 GPUs",
     ),
     "env-of-the-chart": (
-        CASES["canary"] | {"extraEnv": [{"name": "SPECSERVE_SPECULATIVE_DECODING__ENABLED", "value": "true"}]},
+        CASES["canary"]
+        | {"extraEnv": [{"name": "SPECSERVE_SPECULATIVE_DECODING__ENABLED", "value": "true"}]},
         "extraEnv sets SPECSERVE_SPECULATIVE_DECODING__ENABLED, which differs from pod to pod",
     ),
     "keda-min-above-max": (
-        {"autoscaling": {"keda": {"enabled": True, "prometheusAddress": "http://p", "minReplicas": 5}}},
+        {
+            "autoscaling": {
+                "keda": {"enabled": True, "prometheusAddress": "http://p", "minReplicas": 5}
+            }
+        },
         "autoscaling.keda.minReplicas is 5; must be at most maxReplicas (4)",
     ),
     "hpa-min-above-max": (
@@ -158,21 +199,34 @@ BAD: dict[str, tuple[Values, str]] = {
         "autoscaling.hpa.minReplicas is 3; must be at most maxReplicas (2)",
     ),
     "cron-nowhere": (
-        {"autoscaling": {"keda": {"cron": [{"start": "0 6 * * *", "end": "0 20 * * *", "replicas": 2}]}}},
+        {
+            "autoscaling": {
+                "keda": {"cron": [{"start": "0 6 * * *", "end": "0 20 * * *", "replicas": 2}]}
+            }
+        },
         "at '/autoscaling/keda/cron/0': missing property 'timezone'",
     ),
     "canary-of-nothing": (
         CASES["canary"] | {"config": {"speculative_decoding": {"enabled": False}}},
         "canary.enabled compares with and without speculation, but config.speculative_decoding.enabled is false",
     ),
-    "mount-over-the-pod": ({"models": {"existingClaim": "m", "mountPath": "/cache/"}}, "models.mountPath is /cache/"),
-    "route-timeout": ({"httpRoute": {"timeouts": {"request": "90"}}}, "at '/httpRoute/timeouts/request'"),
+    "mount-over-the-pod": (
+        {"models": {"existingClaim": "m", "mountPath": "/cache/"}},
+        "models.mountPath is /cache/",
+    ),
+    "route-timeout": (
+        {"httpRoute": {"timeouts": {"request": "90"}}},
+        "at '/httpRoute/timeouts/request'",
+    ),
     "name-is-no-label": ({"nameOverride": "my model!"}, "at '/nameOverride'"),
     "key-by-variable-in-clear": (
         {"config": {"server": {"api_key": "${KEY:-abc}"}}},
         "config.server.api_key holds a secret in clear text",
     ),
-    "key-in-clear": ({"config": {"server": {"api_key": "abc"}}}, "config.server.api_key holds a secret in clear text"),
+    "key-in-clear": (
+        {"config": {"server": {"api_key": "abc"}}},
+        "config.server.api_key holds a secret in clear text",
+    ),
     "token-in-clear": (
         {"extraEnv": [{"name": "T", "value": "hf_abcdefghijklmn"}]},
         "the values hold a Hub token in clear text",
@@ -191,7 +245,10 @@ BAD: dict[str, tuple[Values, str]] = {
         "canary.enabled splits traffic by weight, which needs httpRoute.enabled",
     ),
     "ingress-host": ({"ingress": {"enabled": True}}, "ingress.enabled needs ingress.host"),
-    "route-gateway": ({"httpRoute": {"enabled": True}}, "httpRoute.enabled needs httpRoute.parentRefs"),
+    "route-gateway": (
+        {"httpRoute": {"enabled": True}},
+        "httpRoute.enabled needs httpRoute.parentRefs",
+    ),
     "typo-chart": ({"replcas": 2}, "additional properties 'replcas' not allowed"),
     "typo-config": (
         {"config": {"models": {"target_model": {"path": "/m", "tensor_parallel_sise": 2}}}},
@@ -212,7 +269,10 @@ BAD: dict[str, tuple[Values, str]] = {
     "size": ({"models": {"size": "much"}}, "at '/models/size'"),
     "pull-policy": ({"image": {"pullPolicy": "Sometimes"}}, "at '/image/pullPolicy'"),
     "release": ({}, "a release named 'vllm' makes Kubernetes set VLLM_PORT"),
-    "name-of-a-service": ({"fullnameOverride": "7b.chat"}, "objects would be named '7b.chat', and a Service may not"),
+    "name-of-a-service": (
+        {"fullnameOverride": "7b.chat"},
+        "objects would be named '7b.chat', and a Service may not",
+    ),
     "gpus-twice": (
         {"resources": {"limits": {"nvidia.com/gpu": 4}}},
         "resources.limits asks for 4 of nvidia.com/gpu; GPUs follow from the config (1 here)",
@@ -221,10 +281,20 @@ BAD: dict[str, tuple[Values, str]] = {
         {"config": {"alerts": {"notify": [{"type": "slack", "url_file": "/run/slack"}]}}},
         "config has url_file: /run/slack, which no volume brings into the pod",
     ),
-    "rules-cut-off": ({"metrics": {"prometheusRule": {"rules": "groups: ["}}}, "prometheusRule.rules is no rule file"),
-    "rules-of-a-list": ({"metrics": {"prometheusRule": {"rules": "- a"}}}, "prometheusRule.rules is no rule file"),
+    "rules-cut-off": (
+        {"metrics": {"prometheusRule": {"rules": "groups: ["}}},
+        "prometheusRule.rules is no rule file",
+    ),
+    "rules-of-a-list": (
+        {"metrics": {"prometheusRule": {"rules": "- a"}}},
+        "prometheusRule.rules is no rule file",
+    ),
     "suffix-key": (
-        {"config": {"speculative_decoding": {"method": "ngram", "suffix_decoding_max_tree_depth": 4}}},
+        {
+            "config": {
+                "speculative_decoding": {"method": "ngram", "suffix_decoding_max_tree_depth": 4}
+            }
+        },
         "config.speculative_decoding.suffix_decoding_max_tree_depth is read by method suffix only",
     ),
 }

@@ -17,11 +17,15 @@ def main() -> None:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())  # the server's own flags are not looked at
+    parser = AsyncEngineArgs.add_cli_args(
+        FlexibleArgumentParser()
+    )  # the server's own flags are not looked at
     for line in sys.stdin:
         error = None
         try:
-            AsyncEngineArgs.from_cli_args(parser.parse_known_args(json.loads(line))[0]).create_engine_config()
+            AsyncEngineArgs.from_cli_args(
+                parser.parse_known_args(json.loads(line))[0]
+            ).create_engine_config()
         except (Exception, SystemExit) as e:  # noqa: BLE001 - whatever it refuses with
             error = f"{type(e).__name__}: {e}"
         print(json.dumps(error), file=answers, flush=True)

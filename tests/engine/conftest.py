@@ -55,7 +55,9 @@ class Launched:
 
     def family(self) -> list[psutil.Process]:
         """Every living process of this launch, specserve first."""
-        self.sessions.update(s for p in psutil.process_iter() if _carries(p, self.mark) and (s := _session(p)))
+        self.sessions.update(
+            s for p in psutil.process_iter() if _carries(p, self.mark) and (s := _session(p))
+        )
         found = [p for p in psutil.process_iter() if _session(p) in self.sessions]
         return sorted(found, key=lambda p: p.pid != self.process.pid)
 
@@ -124,7 +126,9 @@ def _start(spec: str, folder: Path) -> Launched:
             start_new_session=True,
         )
     base = f"http://127.0.0.1:{port}"
-    return Launched(spec, base, f"http://127.0.0.1:{sidecar_port}", process, log_path, engine_log, mark)
+    return Launched(
+        spec, base, f"http://127.0.0.1:{sidecar_port}", process, log_path, engine_log, mark
+    )
 
 
 def _wait_until_ready(launched: Launched) -> None:
@@ -173,19 +177,27 @@ class EngineHost:
 @pytest.fixture(scope="session")
 def tiny_pair() -> dict[str, Path]:
     """Folders of the tiny models by name: target, draft, bad-draft. Trained on first use (a minute)."""
-    subprocess.run([sys.executable, ROOT / "scripts" / "prepare_models.py", "tiny"], check=True, cwd=ROOT)
-    return {name: MODELS / f"tiny-{name}" for name in ("target", "draft")} | {"bad-draft": MODELS / "tiny-draft-bad"}
+    subprocess.run(
+        [sys.executable, ROOT / "scripts" / "prepare_models.py", "tiny"], check=True, cwd=ROOT
+    )
+    return {name: MODELS / f"tiny-{name}" for name in ("target", "draft")} | {
+        "bad-draft": MODELS / "tiny-draft-bad"
+    }
 
 
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """The folder of SmolLM2-135M-Instruct, fetched on first use."""
-    subprocess.run([sys.executable, ROOT / "scripts" / "prepare_models.py", "smollm2"], check=True, cwd=ROOT)
+    subprocess.run(
+        [sys.executable, ROOT / "scripts" / "prepare_models.py", "smollm2"], check=True, cwd=ROOT
+    )
     return MODELS / "smollm2-135m"
 
 
 @pytest.fixture(scope="session")
-def engine_host(tmp_path_factory: pytest.TempPathFactory, tiny_pair: dict[str, Path]) -> Iterator[EngineHost]:
+def engine_host(
+    tmp_path_factory: pytest.TempPathFactory, tiny_pair: dict[str, Path]
+) -> Iterator[EngineHost]:
     """Who owns the one engine. Ends it after the last test."""
     host = EngineHost(tmp_path_factory.mktemp("engine"))
     yield host
@@ -225,7 +237,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.engine)
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(600))
-    items.sort(key=lambda item: _group(item) if item in ours else ("", ""))  # stable: others stay as they were
+    items.sort(
+        key=lambda item: _group(item) if item in ours else ("", "")
+    )  # stable: others stay as they were
 
 
 def _group(item: pytest.Item) -> tuple[str, str]:

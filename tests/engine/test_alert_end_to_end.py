@@ -16,12 +16,25 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.alert_stack import MISSING, WHY_NOT, Webhook, free_ports, process, stack, wait_for, webhook
+from tests.alert_stack import (
+    MISSING,
+    WHY_NOT,
+    Webhook,
+    free_ports,
+    process,
+    stack,
+    wait_for,
+    webhook,
+)
 
 SPECSERVE = (sys.executable, "-m", "specserve")
 LOW = "AcceptanceRateLow"
 BAD_DRAFT = "tiny-pair.yaml models.draft_model.path=.cache/models/tiny-draft-bad"
-PROMPTS = ("def update_order(order, limit):\n", "def load_table(table, size):\n", "def merge_index(index, key):\n")
+PROMPTS = (
+    "def update_order(order, limit):\n",
+    "def load_table(table, size):\n",
+    "def merge_index(index, key):\n",
+)
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=WHY_NOT)
 
 
@@ -57,13 +70,22 @@ def traffic(url: str, temperature: float) -> Iterator[None]:
 def watched(folder: Path, engine_url: str, **acceptance_rate: float) -> Iterator[Webhook]:
     """The sidecar beside an engine that runs, with Prometheus and Alertmanager; what the webhook hears."""
     sidecar_port, alertmanager_port = free_ports(2)
-    low = {"window_seconds": 10, "for_seconds": 2, "keep_firing_for_seconds": 5, "min_draft_tokens": 50}
+    low = {
+        "window_seconds": 10,
+        "for_seconds": 2,
+        "keep_firing_for_seconds": 5,
+        "min_draft_tokens": 50,
+    }
     with webhook() as hook:
         settings = {
             "models": {"target_model": {"path": "tiny"}, "draft_model": {"path": "draft"}},
             "speculative_decoding": {"num_speculative_tokens": 3},
             "server": {"served_model_name": "tiny"},
-            "sidecar": {"port": sidecar_port, "scrape_interval_seconds": 1, "state_dir": str(folder / "state")},
+            "sidecar": {
+                "port": sidecar_port,
+                "scrape_interval_seconds": 1,
+                "state_dir": str(folder / "state"),
+            },
             "alerts": {
                 "acceptance_rate": {**low, **acceptance_rate},
                 "rules": {"AcceptanceCollapsed": {"enabled": False}},
@@ -75,7 +97,9 @@ def watched(folder: Path, engine_url: str, **acceptance_rate: float) -> Iterator
         }
         path = folder / "config.yaml"
         path.write_text(yaml.safe_dump(settings))
-        rules = subprocess.run([*SPECSERVE, "alerts", "rules", str(path)], capture_output=True, text=True, check=True)
+        rules = subprocess.run(
+            [*SPECSERVE, "alerts", "rules", str(path)], capture_output=True, text=True, check=True
+        )
         sidecar = [*SPECSERVE, "sidecar", str(path), "--engine-url", engine_url]
         ports = {"scrape_port": sidecar_port, "alertmanager_port": alertmanager_port}
         log = folder / "sidecar.log"
@@ -86,7 +110,9 @@ def watched(folder: Path, engine_url: str, **acceptance_rate: float) -> Iterator
             except BaseException as error:
                 error.add_note(f"heard: {hook.got}")
                 for part in ("sidecar", "prometheus", "alertmanager"):
-                    error.add_note(f"{part}: {(folder / part).with_suffix('.log').read_text()[-4000:]}")
+                    error.add_note(
+                        f"{part}: {(folder / part).with_suffix('.log').read_text()[-4000:]}"
+                    )
                 raise
 
 
@@ -125,7 +151,9 @@ def test_acceptance_that_falls_and_recovers(engine_server, tmp_path: Path) -> No
                 hears(hook, "firing")
             with traffic(engine_server.base_url, temperature=0.0):
                 hears(hook, "resolved")
-            if not why(hook).endswith(": too few samples in the window"):  # a hole in the traffic: see hears
+            if not why(hook).endswith(
+                ": too few samples in the window"
+            ):  # a hole in the traffic: see hears
                 break
         assert why(hook).endswith(": the condition does not hold")
 

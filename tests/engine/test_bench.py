@@ -23,9 +23,7 @@ pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).parents[2]
 STUB = ROOT / "tests" / "stub_engine.py"
-CONFIG = (
-    "server: {served_model_name: stub}\nmodels: {target_model: {path: stub}}\nspeculative_decoding: {method: ngram}\n"
-)
+CONFIG = "server: {served_model_name: stub}\nmodels: {target_model: {path: stub}}\nspeculative_decoding: {method: ngram}\n"
 
 PROMPTS = {f"request {i}" for i in range(10)}
 
@@ -40,7 +38,15 @@ def stub() -> Iterator[Start]:
     def start(*flags: str, ca: Path | None = None) -> str:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
-        argv = [sys.executable, str(STUB), "--port", str(port), "--served-model-name", "stub", *flags]
+        argv = [
+            sys.executable,
+            str(STUB),
+            "--port",
+            str(port),
+            "--served-model-name",
+            "stub",
+            *flags,
+        ]
         running.append(subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
         url = f"{'https' if ca else 'http'}://127.0.0.1:{port}"
         wait_for(url, ca)
@@ -67,8 +73,22 @@ def bench(folder: Path, off: str, on: str, *extra: str) -> subprocess.CompletedP
     """Run `specserve bench` on two servers that run."""
     config = folder / "config.yaml"
     config.write_text(CONFIG)
-    load = extra if "--trace" in extra else ("--workload", "chat", "--max-tokens", "24", "--concurrency", "2", *extra)
-    argv = [sys.executable, "-m", "specserve", "bench", str(config), "--url-baseline", off, "--url-speculative", on]
+    load = (
+        extra
+        if "--trace" in extra
+        else ("--workload", "chat", "--max-tokens", "24", "--concurrency", "2", *extra)
+    )
+    argv = [
+        sys.executable,
+        "-m",
+        "specserve",
+        "bench",
+        str(config),
+        "--url-baseline",
+        off,
+        "--url-speculative",
+        on,
+    ]
     argv += ["--prompts", "12", "--out", str(folder / "out"), *load]
     return subprocess.run(argv, capture_output=True, text=True, timeout=240, check=False)
 
@@ -79,7 +99,9 @@ def cells(out: subprocess.CompletedProcess[str]) -> list[dict]:
 
 def test_a_server_of_known_speed(stub: Start, tmp_path: Path) -> None:
     """A server whose steps take two thirds of the time is 1.5 times faster; report, page and profile are written."""
-    out = bench(tmp_path, stub("--stub-step", "0.018"), stub("--stub-step", "0.012"), "--format", "json")
+    out = bench(
+        tmp_path, stub("--stub-step", "0.018"), stub("--stub-step", "0.012"), "--format", "json"
+    )
     assert out.returncode == 0, out.stderr
     (cell,) = cells(out)
     assert cell["verdict"] == "faster"
@@ -98,25 +120,39 @@ def test_a_server_of_known_speed(stub: Start, tmp_path: Path) -> None:
 
 def test_a_slower_server(stub: Start, tmp_path: Path) -> None:
     """A server at two thirds of the speed is called slower, and the advice is to leave it off."""
-    out = bench(tmp_path, stub("--stub-step", "0.012"), stub("--stub-step", "0.018"), "--repeat", "2")
+    out = bench(
+        tmp_path, stub("--stub-step", "0.012"), stub("--stub-step", "0.018"), "--repeat", "2"
+    )
     assert out.returncode == 0, out.stderr
     assert "Leave it off for chat: 0." in out.stdout
 
 
 def test_corrupted_answers_fail_the_verdict(stub: Start, tmp_path: Path) -> None:
     """A fast server that streams nonsense is no gain, also by its own answers in one piece: exit code 6."""
-    out = bench(tmp_path, stub("--stub-step", "0.012"), stub("--stub-step", "0.004", "--stub-corrupt", "streamed"))
+    out = bench(
+        tmp_path,
+        stub("--stub-step", "0.012"),
+        stub("--stub-step", "0.004", "--stub-corrupt", "streamed"),
+    )
     assert out.returncode == 6
     assert "the arms do not give the same answers" in out.stderr
     said = (tmp_path / "out" / "report.md").read_text()
     assert "Do not turn it on for chat: 12 of 12 answers are not the target's." in said
-    assert "Do not turn it on for chat: 4 of 4 answers of 'speculative' are others when they are streamed." in said
+    assert (
+        "Do not turn it on for chat: 4 of 4 answers of 'speculative' are others when they are streamed."
+        in said
+    )
 
 
 def test_a_trace_is_replayed_at_its_times(stub: Start, tmp_path: Path) -> None:
     """Requests arrive at their recorded times with their lengths; one that is refused makes the cell unsound."""
-    lengths = [5000 if i == 5 else 4 + i for i in range(10)]  # the sixth is longer than the model's context
-    lines = [{"prompt": f"request {i}", "timestamp": 100 + 0.3 * i, "max_tokens": n} for i, n in enumerate(lengths)]
+    lengths = [
+        5000 if i == 5 else 4 + i for i in range(10)
+    ]  # the sixth is longer than the model's context
+    lines = [
+        {"prompt": f"request {i}", "timestamp": 100 + 0.3 * i, "max_tokens": n}
+        for i, n in enumerate(lengths)
+    ]
     (tmp_path / "trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     off, on = stub("--stub-step", "0.005"), stub("--stub-step", "0.004")
     out = bench(tmp_path, off, on, "--trace", str(tmp_path / "trace.jsonl"), "--format", "json")
@@ -125,20 +161,46 @@ def test_a_trace_is_replayed_at_its_times(stub: Start, tmp_path: Path) -> None:
     assert (cell["verdict"], cell["speedup"]) == ("unsound", None)
     assert "2 of 20 requests of 'speculative' failed" in " ".join(cell["warnings"])
     for url in (off, on):
-        seen = [r for r in requests.get(url + "/__seen", timeout=5).json()["seen"] if r["prompt"] in PROMPTS]
-        replay = seen[-18:-8]  # the last block; after it, four were asked again, in one piece and streamed
+        seen = [
+            r
+            for r in requests.get(url + "/__seen", timeout=5).json()["seen"]
+            if r["prompt"] in PROMPTS
+        ]
+        replay = seen[
+            -18:-8
+        ]  # the last block; after it, four were asked again, in one piece and streamed
         assert [r["max_tokens"] for r in replay] == lengths
-        assert all(r["at"] - replay[0]["at"] > 0.3 * i - 0.25 for i, r in enumerate(replay))  # the first may be late
+        assert all(
+            r["at"] - replay[0]["at"] > 0.3 * i - 0.25 for i, r in enumerate(replay)
+        )  # the first may be late
     blocks = read(tmp_path / "out" / "result.json").blocks
     assert [[s.ok for s in b.samples].index(False) for b in blocks] == [5] * 4
-    assert all(s.output_tokens == n for b in blocks for s, n in zip(b.samples, lengths, strict=True) if s.ok)
-    assert all(s.late_seconds is not None and s.late_seconds > -0.25 for b in blocks for s in b.samples)
+    assert all(
+        s.output_tokens == n
+        for b in blocks
+        for s, n in zip(b.samples, lengths, strict=True)
+        if s.ok
+    )
+    assert all(
+        s.late_seconds is not None and s.late_seconds > -0.25 for b in blocks for s in b.samples
+    )
 
 
 def test_certificates_and_keys_are_those_of_the_arm(stub: Start, tmp_path: Path) -> None:
     """A launched server may have a self-signed certificate, elsewhere such a one is refused; each has its own key."""
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    argv = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-subj", "/CN=own", "-days", "1", "-nodes"]
+    argv = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-subj",
+        "/CN=own",
+        "-days",
+        "1",
+        "-nodes",
+    ]
     argv += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
     subprocess.run(argv, check=True, capture_output=True)
     url = stub("--ssl-certfile", str(cert), "--ssl-keyfile", str(key), ca=cert)
@@ -157,10 +219,20 @@ def test_an_interrupted_bench_is_continued(stub: Start, tmp_path: Path) -> None:
     """Ctrl-C keeps what was measured; --resume measures the rest only, extends what is complete, and mixes nothing."""
     off, on = stub("--stub-step", "0.03"), stub("--stub-step", "0.02")
     (tmp_path / "config.yaml").write_text(CONFIG)
-    argv = [sys.executable, "-m", "specserve", "bench", str(tmp_path / "config.yaml"), "--url-baseline", off]
+    argv = [
+        sys.executable,
+        "-m",
+        "specserve",
+        "bench",
+        str(tmp_path / "config.yaml"),
+        "--url-baseline",
+        off,
+    ]
     argv += ["--url-speculative", on, "--workload", "chat", "--concurrency", "2", "--prompts", "8"]
     argv += ["--max-tokens", "16", "--out", str(tmp_path / "out")]
-    process = subprocess.Popen([*argv, "--repeat", "2"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*argv, "--repeat", "2"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     path = tmp_path / "out" / "result.json"
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not (path.exists() and measured(path)):
@@ -173,13 +245,19 @@ def test_an_interrupted_bench_is_continued(stub: Start, tmp_path: Path) -> None:
     least = (len(before) + 3) // 4  # four blocks a repeat
     for repeat in (least, least + 1):
         again = subprocess.run(
-            [*argv, "--repeat", str(repeat), "--resume"], capture_output=True, text=True, timeout=240, check=False
+            [*argv, "--repeat", str(repeat), "--resume"],
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
         )
         assert again.returncode == 0, again.stderr
         after = read(path)
         assert [b.started_seconds for b in after.blocks[: len(before)]] == before
         assert (len(after.blocks), after.complete) == (4 * repeat, True)
-    other = subprocess.run([*argv, "--seed", "1", "--resume"], capture_output=True, text=True, timeout=60, check=False)
+    other = subprocess.run(
+        [*argv, "--seed", "1", "--resume"], capture_output=True, text=True, timeout=60, check=False
+    )
     assert other.returncode == 2
     assert "holds another benchmark" in other.stderr
     assert "prompts of chat" in other.stderr
@@ -196,7 +274,15 @@ def run_bench(config: str, out: Path, *extra: str) -> subprocess.CompletedProces
     """Run `specserve bench` with the real engine in both arms, on ports that nobody has."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = min(probe.getsockname()[1], 65000)
-    argv = [sys.executable, "-m", "specserve", "bench", f"configs/{config}", "--set", f"server.port={port}"]
+    argv = [
+        sys.executable,
+        "-m",
+        "specserve",
+        "bench",
+        f"configs/{config}",
+        "--set",
+        f"server.port={port}",
+    ]
     argv += ["--out", str(out), *extra]
     return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
 
@@ -205,10 +291,21 @@ def run_bench(config: str, out: Path, *extra: str) -> subprocess.CompletedProces
 def test_lookup_makes_code_edits_faster(engine_host, smollm2: Path, tmp_path: Path) -> None:
     """SmolLM2 with n-gram lookup returns edited code faster than without, with the same answers."""
     engine_host.end()
-    load = ["--workload", "code-edit", "--concurrency", "1", "--prompts", "20", "--max-tokens", "48"]
+    load = [
+        "--workload",
+        "code-edit",
+        "--concurrency",
+        "1",
+        "--prompts",
+        "20",
+        "--max-tokens",
+        "48",
+    ]
     for repeat in ("2", "4"):  # a busy machine is answered with "raise --repeat": do so, once
         folder = tmp_path / repeat
-        out = run_bench("quickstart.yaml", folder, *load, "--together", "--repeat", repeat, "--format", "json")
+        out = run_bench(
+            "quickstart.yaml", folder, *load, "--together", "--repeat", repeat, "--format", "json"
+        )
         (cell,) = cells(out)
         if cell["verdict"] not in ("inconclusive", "unsound"):
             break
@@ -224,10 +321,20 @@ def test_lookup_makes_code_edits_faster(engine_host, smollm2: Path, tmp_path: Pa
     assert all((a.divergent, a.unscored) == (0, 0) for a in answers)
 
 
-def test_the_tiny_pair_from_end_to_end(engine_host, tiny_pair: dict[str, Path], tmp_path: Path) -> None:
+def test_the_tiny_pair_from_end_to_end(
+    engine_host, tiny_pair: dict[str, Path], tmp_path: Path
+) -> None:
     """Three starts in the order off, on, off; every file is written, and the result is read back as it was."""
     engine_host.end()
-    out = run_bench("tiny-pair.yaml", tmp_path, "--workload", "conversion", "--concurrency", "1,4,16", "--completions")
+    out = run_bench(
+        "tiny-pair.yaml",
+        tmp_path,
+        "--workload",
+        "conversion",
+        "--concurrency",
+        "1,4,16",
+        "--completions",
+    )
     assert out.returncode in (0, 6), out.stderr
     assert {p.name for p in tmp_path.iterdir()} >= {"result.json", "report.md", "report.html"}
     found = read(tmp_path / "result.json")

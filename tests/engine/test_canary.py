@@ -66,7 +66,9 @@ def test_real_model_with_lookup_passes(engine_server):
     assert result.drafts > 0
 
 
-@pytest.mark.parametrize("engine_server", ["tiny-pair.yaml speculative_decoding.enabled=false"], indirect=True)
+@pytest.mark.parametrize(
+    "engine_server", ["tiny-pair.yaml speculative_decoding.enabled=false"], indirect=True
+)
 def test_target_alone_has_nothing_to_compare(engine_server):
     """Without speculation the canary is one text, and no drafts are missed."""
     result = check(engine_server)

@@ -57,7 +57,12 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
     assert isinstance(facts, EngineFacts)
     read_end, write_end = os.pipe()
     log = (tmp_path_factory.mktemp("worker") / "log").open("wb")
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    env = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+    }
     process = subprocess.Popen(
         [sys.executable, str(WORKER), str(write_end)], stdin=subprocess.PIPE, stdout=log, stderr=log, text=True,
         pass_fds=[write_end], env=env,
@@ -74,17 +79,23 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
 def ours(settings: Settings, vllm: Vllm) -> set[str]:
     """Codes of our errors: the pair, and what the installed vLLM supports."""
     target, found = preflight.read(settings, "target_model")
-    draft, more = preflight.read(settings, "draft_model") if settings.uses_draft_model else (None, [])
+    draft, more = (
+        preflight.read(settings, "draft_model") if settings.uses_draft_model else (None, [])
+    )
     found += [
         *more,
-        *preflight.pair_findings(settings, target, draft, known_types=lambda: vllm.facts.model_types).findings,
+        *preflight.pair_findings(
+            settings, target, draft, known_types=lambda: vllm.facts.model_types
+        ).findings,
     ]
     found += support.findings(settings, target, draft, vllm.installed, vllm.facts, environ={})
     return {f.code for f in found if f.severity == "error"}
 
 
 @pytest.fixture(scope="module")
-def verdicts(vllm: Vllm, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[set[str], str | None]]:
+def verdicts(
+    vllm: Vllm, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[set[str], str | None]]:
     """Pair -> our errors, and vLLM's refusal."""
     root = tmp_path_factory.mktemp("pairs")
     return {pair.name: verdict(pair, root / pair.name, vllm) for pair in PAIRS}

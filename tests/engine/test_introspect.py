@@ -17,7 +17,14 @@ from specserve.checkpoint.facts import ModelFacts
 from specserve.config.schema import Settings
 from specserve.engine.command.args import build, speculative_config
 from specserve.engine.command.flags import check_flags, check_keys
-from specserve.engine.installed.introspect import EngineFacts, Installed, cached, describe, installed, parse
+from specserve.engine.installed.introspect import (
+    EngineFacts,
+    Installed,
+    cached,
+    describe,
+    installed,
+    parse,
+)
 from specserve.engine.installed.method import predict
 
 pytestmark = pytest.mark.engine
@@ -57,9 +64,16 @@ def in_vllm(script: str, question: Any, folder: Path) -> Any:
     """Run a script beside the real vLLM: JSON in, JSON out."""
     asked, answered = folder / "asked.json", folder / "answered.json"
     asked.write_text(json.dumps(question))
-    env = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    env = os.environ | {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     done = subprocess.run(
-        [sys.executable, "-P", "-c", script, str(asked), str(answered)], env=env, capture_output=True, check=False
+        [sys.executable, "-P", "-c", script, str(asked), str(answered)],
+        env=env,
+        capture_output=True,
+        check=False,
     )
     assert answered.exists(), done.stderr.decode()[-2000:]
     return json.loads(answered.read_text())
@@ -118,8 +132,12 @@ def test_vllms_own_parser_takes_every_golden_command(facts: EngineFacts, tmp_pat
         assert [*check_flags(command, facts), *check_keys(command, facts)] == []
 
 
-@pytest.mark.parametrize("extra", [{"frobnicate": 1}, {"max-logprobs": "many"}, {"scheduling-policy": "lifo"}])
-def test_what_we_refuse_vllms_parser_refuses(facts: EngineFacts, tmp_path: Path, extra: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "extra", [{"frobnicate": 1}, {"max-logprobs": "many"}, {"scheduling-policy": "lifo"}]
+)
+def test_what_we_refuse_vllms_parser_refuses(
+    facts: EngineFacts, tmp_path: Path, extra: dict[str, Any]
+) -> None:
     """No false refusal: vLLM ends with a usage error too."""
     settings = Settings.model_validate(
         {
@@ -146,7 +164,11 @@ DRAFTS: list[tuple[str, str, dict[str, Any]]] = [
     ("draft_model", "eagle3-experiments/plain", PLAIN),
     ("draft_model", "eagle-heads/plain", PLAIN),
     ("draft_model", "dflash/plain", PLAIN),
-    ("draft_model", "medusa-type", PLAIN | {"model_type": "medusa", "architectures": ["MedusaModel"]}),
+    (
+        "draft_model",
+        "medusa-type",
+        PLAIN | {"model_type": "medusa", "architectures": ["MedusaModel"]},
+    ),
     ("draft_model", "mimo", MIMO),
     ("eagle", "plain", PLAIN),
     ("eagle3", "plain", PLAIN),
@@ -162,8 +184,12 @@ def checkpoint(folder: Path, config: dict[str, Any]) -> Path:
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    Tokenizer(models.WordLevel({f"t{i}": i for i in range(64)}, unk_token="t0")).save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "t0"}')
+    Tokenizer(models.WordLevel({f"t{i}": i for i in range(64)}, unk_token="t0")).save(
+        str(folder / "tokenizer.json")
+    )
+    (folder / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "t0"}'
+    )
     return folder
 
 

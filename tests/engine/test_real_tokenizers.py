@@ -46,14 +46,18 @@ def test_sentencepiece_generations_differ(tmp_path: Path) -> None:
 
 def test_tekken_generations_share_their_words(tmp_path: Path) -> None:
     """Two tekken files of one size: the ordinary tokens are the same."""
-    old, new = (mistral(f"tekken_{date}.json", "tekken.json", tmp_path / date) for date in ("240718", "240911"))
+    old, new = (
+        mistral(f"tekken_{date}.json", "tekken.json", tmp_path / date)
+        for date in ("240718", "240911")
+    )
     assert len(old.base) == len(new.base) == 130072
     assert vocabulary.compare(old, new).ordinary_difference_count == 0
     assert old.base["Ġthe"] == new.base["Ġthe"]
 
 
 @pytest.mark.parametrize(
-    ("target", "draft"), [("tiny-target", "tiny-draft"), ("tiny-target", "tiny-draft-bad"), ("smollm2-135m", None)]
+    ("target", "draft"),
+    [("tiny-target", "tiny-draft"), ("tiny-target", "tiny-draft-bad"), ("smollm2-135m", None)],
 )
 def test_real_models_pass_without_noise(target: str, draft: str | None, tmp_path: Path) -> None:
     """The models of scripts/prepare_models.py get no error and no warning."""

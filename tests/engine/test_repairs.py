@@ -60,12 +60,19 @@ shm_broadcast.sched_yield()
 """
 
 
-def run_in_engine(before: str = "", repairs: str = "cpu-speculative-sampling", code: str = LAUNCH) -> str:
+def run_in_engine(
+    before: str = "", repairs: str = "cpu-speculative-sampling", code: str = LAUNCH
+) -> str:
     """What a process with vLLM in it prints and logs after loading our plugin."""
     env = os.environ | {"SPECSERVE_REPAIRS": repairs}
     code = code.format(before=before)
     done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
@@ -86,7 +93,10 @@ def test_engine_without_defect_is_left_alone():
     assert "values [0.5, 1.0, 1.0]" in said
     assert "ours False" in said
     assert applied_in(said.splitlines()) == ()
-    assert "specserve repair cpu-speculative-sampling: not applied: this vLLM does not have the defect" in said
+    assert (
+        "specserve repair cpu-speculative-sampling: not applied: this vLLM does not have the defect"
+        in said
+    )
 
 
 def test_nothing_happens_unasked():
@@ -103,7 +113,9 @@ def test_missing_stand_in_is_no_error():
     assert "specserve repair cpu-speculative-sampling: " in said
 
 
-@pytest.mark.parametrize("before", ["", "import vllm.distributed.device_communicators.shm_broadcast"])
+@pytest.mark.parametrize(
+    "before", ["", "import vllm.distributed.device_communicators.shm_broadcast"]
+)
 def test_processes_that_wait_for_each_other_sleep(before):
     """Loaded before our plugin or after it: vLLM's waiting sleeps, and one line says so."""
     said = run_in_engine(before, "cpu-yielding", WAITING)
@@ -129,7 +141,9 @@ def client(engine_server) -> EngineClient:
 
 def ask(client: EngineClient, tokens: int = 48, prompt: str = PROMPT, **sampling) -> Completion:
     """One text of exactly so many tokens."""
-    return client.complete(prompt, max_tokens=tokens, ignore_eos=True, return_token_ids=True, **sampling)
+    return client.complete(
+        prompt, max_tokens=tokens, ignore_eos=True, return_token_ids=True, **sampling
+    )
 
 
 def text_gaps(client: EngineClient, text: Completion) -> list[float]:
@@ -145,14 +159,18 @@ def acceptance(client: EngineClient, **sampling) -> float:
     for _ in range(8):
         ask(client, **sampling)
     after = parse(client.metrics_text(), at_seconds=0)
-    accepted, drafted = (after.total(n) - before.total(n) for n in ("accepted_tokens", "draft_tokens"))
+    accepted, drafted = (
+        after.total(n) - before.total(n) for n in ("accepted_tokens", "draft_tokens")
+    )
     return accepted / drafted
 
 
 @pytest.mark.parametrize("temperature", [0.01, 0.5, 1.0])
 def test_sampled_tokens_are_likely_ones(client, temperature):
     """A token g nats below the best one has at most probability exp(-g/T): at any temperature none is far out."""
-    found = [gap for _ in range(4) for gap in text_gaps(client, ask(client, temperature=temperature))]
+    found = [
+        gap for _ in range(4) for gap in text_gaps(client, ask(client, temperature=temperature))
+    ]
     assert len(found) == 4 * 48
     # 192 tokens, 512 words: a gap wider than this has a probability below 1e-4 anywhere.
     assert max(found) <= temperature * math.log(192 * 512 * 1e4) + 0.1
@@ -169,7 +187,9 @@ def test_sampling_from_one_token_is_greedy(client):
 def test_top_k_bounds_the_rank(client):
     """With top_k 3 at a high temperature, every token is among the target's best three, and not always the best."""
     text = ask(client, temperature=2.0, top_k=3)
-    scored = client.complete([*text.prompt_token_ids, *text.token_ids], max_tokens=1, prompt_logprobs=20)
+    scored = client.complete(
+        [*text.prompt_token_ids, *text.token_ids], max_tokens=1, prompt_logprobs=20
+    )
     rows = scored.prompt_logprobs[len(text.prompt_token_ids) :]
     ranks = [row[str(token)]["rank"] for token, row in zip(text.token_ids, rows, strict=True)]
     assert max(ranks) in (2, 3)
@@ -178,7 +198,12 @@ def test_top_k_bounds_the_rank(client):
 def test_greedy_and_sampled_share_a_batch(client):
     """Greedy texts come out as when alone while sampled ones run beside them, and each with its own settings."""
     alone = ask(client, temperature=0).text
-    kinds = [{"temperature": 0}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 1}, {"temperature": 0.01}] * 4
+    kinds = [
+        {"temperature": 0},
+        {"temperature": 1.0},
+        {"temperature": 1.0, "top_k": 1},
+        {"temperature": 0.01},
+    ] * 4
     with ThreadPoolExecutor(len(kinds)) as pool:
         texts = list(pool.map(lambda kind: ask(client, **kind), kinds))
     assert [t.text for t in texts[0::4] + texts[2::4]] == [alone] * 8
@@ -205,15 +230,24 @@ def test_sampled_tokens_follow_the_targets_distribution(client):
     # One certain token, then one of some twenty: the beginnings of words.
     ids = list(ask(client, 1, PROMPT.removesuffix(' "'), temperature=0).prompt_token_ids)
     sampling = {"temperature": 1.0, "ignore_eos": True, "return_token_ids": True}
-    made = [c.token_ids for _ in range(20) for c in client.complete_each([ids] * 50, max_tokens=3, **sampling)]
+    made = [
+        c.token_ids
+        for _ in range(20)
+        for c in client.complete_each([ids] * 50, max_tokens=3, **sampling)
+    ]
     (first, count), *_ = Counter(tokens[0] for tokens in made).most_common(1)
     seen = Counter(tokens[1] for tokens in made if tokens[0] == first)
-    scored = client.complete([*ids, first, 0], max_tokens=1, prompt_logprobs=20, temperature=0).prompt_logprobs[-1]
+    scored = client.complete(
+        [*ids, first, 0], max_tokens=1, prompt_logprobs=20, temperature=0
+    ).prompt_logprobs[-1]
     expected = {int(t): count * math.exp(s["logprob"]) for t, s in scored.items()}
     common = {token: n for token, n in expected.items() if n >= 5}
     rest = count - sum(common.values())
     observed = [seen[token] for token in common]
-    cells = [*zip(observed, common.values(), strict=True), *([(count - sum(observed), rest)] if rest >= 5 else [])]
+    cells = [
+        *zip(observed, common.values(), strict=True),
+        *([(count - sum(observed), rest)] if rest >= 5 else []),
+    ]
     chi_square = sum((n - e) ** 2 / e for n, e in cells)
     degrees = max(1, len(cells) - 1)
     tail = math.log(1e5)  # Laurent and Massart: P(X >= d + 2 sqrt(dx) + 2x) <= exp(-x)

@@ -17,7 +17,9 @@ def accepted_and_drafted(base_url: str) -> tuple[float, float]:
     """The engine's own counters."""
     text = requests.get(f"{base_url}/metrics", timeout=10).text
     names = ("num_accepted_tokens_total", "num_draft_tokens_total")
-    found = [re.search(rf"^vllm:spec_decode_{name}{{.*}} (\S+)$", text, re.MULTILINE) for name in names]
+    found = [
+        re.search(rf"^vllm:spec_decode_{name}{{.*}} (\S+)$", text, re.MULTILINE) for name in names
+    ]
     return tuple(float(match.group(1)) if match else 0.0 for match in found)  # type: ignore[return-value]
 
 
@@ -34,7 +36,9 @@ def acceptance_of(base_url: str, prompts: list[str]) -> float:
 def held_out(count: int) -> list[str]:
     """Prompts from scripts/models/text.py."""
     code = f"import json; from models import text; print(json.dumps([s.prompt for s in text.held_out({count})]))"
-    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "scripts", check=True, capture_output=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT / "scripts", check=True, capture_output=True
+    ).stdout
     prompts: list[str] = __import__("json").loads(out)
     return prompts
 
@@ -46,8 +50,13 @@ def test_tiny_pair_accepts_at_least_35_percent(engine_server) -> None:
 
 def test_tiny_target_answers_a_chat(engine_server) -> None:
     """The chat template works: an answer in the shape it was trained on, ended by the model itself."""
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "List the steps: How to clean the target:"}]}
-    answer = requests.post(f"{engine_server.base_url}/v1/chat/completions", json=body | {"temperature": 0}, timeout=60)
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "List the steps: How to clean the target:"}],
+    }
+    answer = requests.post(
+        f"{engine_server.base_url}/v1/chat/completions", json=body | {"temperature": 0}, timeout=60
+    )
     assert "Step 1:" in answer.json()["choices"][0]["message"]["content"]
 
 

@@ -35,13 +35,22 @@ def wait_until(condition, seconds: float) -> None:
 
 def complete(url: str, *, tokens: int) -> int:
     """The status of one greedy completion."""
-    body = {"model": "tiny", "prompt": PROMPT, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    body = {
+        "model": "tiny",
+        "prompt": PROMPT,
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
     return requests.post(f"{url}/v1/completions", json=body, timeout=60).status_code
 
 
 def probes(url: str) -> tuple[int, ...]:
     """Status codes of /startupz, /livez and /readyz."""
-    return tuple(requests.get(url + path, timeout=5).status_code for path in ("/startupz", "/livez", "/readyz"))
+    return tuple(
+        requests.get(url + path, timeout=5).status_code
+        for path in ("/startupz", "/livez", "/readyz")
+    )
 
 
 def status(url: str) -> dict:
@@ -74,20 +83,31 @@ def test_the_sidecars_totals_are_the_engines(engine_server):
     wait_until(lambda: "1m" in status(engine_server.sidecar_url)["windows"], 20)
     for _ in range(3):
         assert complete(engine_server.base_url, tokens=60) == 200
-    names = {"drafts": "drafts", "accepted_tokens": "accepted_tokens", "generation_tokens": "generation_tokens"}
+    names = {
+        "drafts": "drafts",
+        "accepted_tokens": "accepted_tokens",
+        "generation_tokens": "generation_tokens",
+    }
 
     def same() -> bool:
-        engine = parse(requests.get(f"{engine_server.base_url}/metrics", timeout=10).text, at_seconds=0.0)
+        engine = parse(
+            requests.get(f"{engine_server.base_url}/metrics", timeout=10).text, at_seconds=0.0
+        )
         text = requests.get(f"{engine_server.sidecar_url}/metrics", timeout=5).text
         ours = {
             line.partition("{")[0]: float(line.rpartition(" ")[2])
             for line in text.splitlines()
             if line.startswith("specserve_") and 'model_name="tiny"} ' in line
         }
-        return all(ours.get(f"specserve_{name}_total") == engine.total(theirs) for name, theirs in names.items())
+        return all(
+            ours.get(f"specserve_{name}_total") == engine.total(theirs)
+            for name, theirs in names.items()
+        )
 
     wait_until(same, 10)
-    wait_until(lambda: "acceptance_rate" in status(engine_server.sidecar_url)["windows"].get("1m", {}), 20)
+    wait_until(
+        lambda: "acceptance_rate" in status(engine_server.sidecar_url)["windows"].get("1m", {}), 20
+    )
     found = status(engine_server.sidecar_url)
     assert 0 < found["windows"]["1m"]["acceptance_rate"] < 1
     assert found["canary"]["verdict"] in ("ok", "unproven")
@@ -112,7 +132,9 @@ def test_a_saturated_engine_is_never_called_stalled(engine_server):
     seen: set[tuple[int, ...]] = set()
     conditions: set[str] = set()
     with traffic(engine_server.base_url, "tiny", clients=96, tokens=120, **CLIENT):
-        wait_until(lambda: status(engine_server.sidecar_url)["now"].get("requests_waiting", 0) > 0, 30)
+        wait_until(
+            lambda: status(engine_server.sidecar_url)["now"].get("requests_waiting", 0) > 0, 30
+        )
         end = time.monotonic() + SATURATION_SECONDS
         while time.monotonic() < end:
             seen.add(probes(engine_server.sidecar_url))
@@ -133,7 +155,9 @@ def test_a_stopped_engine_core_is_stalled_and_recovers(engine_server):
         try:
             stopped = time.monotonic()
             assert requests.get(f"{engine_server.base_url}/health", timeout=5).status_code == 200
-            wait_until(lambda: probes(engine_server.sidecar_url)[1] == 503, 3 * INTERVAL + CANARY + 5)
+            wait_until(
+                lambda: probes(engine_server.sidecar_url)[1] == 503, 3 * INTERVAL + CANARY + 5
+            )
             print(f"found after {time.monotonic() - stopped:.1f} s")
             found = status(engine_server.sidecar_url)
             assert found["condition"] == "stalled"

@@ -150,23 +150,31 @@ def _planned(arguments: dict[str, Any]) -> vram.Plan:
 
 
 def _facts(folder: str) -> ModelFacts:
-    return ModelFacts(folder, json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")))
+    return ModelFacts(
+        folder, json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    )
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[vram.Plan, dict[str, Any]]]:
+def results(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, tuple[vram.Plan, dict[str, Any]]]:
     """Every case planned, and sized by the real engine, in one process."""
     cases = _cases(tmp_path_factory.mktemp("models"))
     program = Path(__file__).parent / "kv_sizing.py"
     stdin = json.dumps(list(cases.values()))
-    run = subprocess.run([sys.executable, str(program)], input=stdin, capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [sys.executable, str(program)], input=stdin, capture_output=True, text=True, check=False
+    )
     lines = [json.loads(line[7:]) for line in run.stdout.splitlines() if line.startswith("RESULT ")]
     assert len(lines) == len(cases), run.stderr[-4000:]
     return {name: (_planned(a), line) for (name, a), line in zip(cases.items(), lines, strict=True)}
 
 
 @pytest.mark.parametrize("name", [*ARCHITECTURES, *DRAFTS])
-def test_kv_tokens_are_what_the_engine_makes(name: str, results: dict[str, tuple[vram.Plan, dict[str, Any]]]) -> None:
+def test_kv_tokens_are_what_the_engine_makes(
+    name: str, results: dict[str, tuple[vram.Plan, dict[str, Any]]]
+) -> None:
     """The planned KV tokens and requests are exactly the engine's, for the same space."""
     plan, engine = results[name]
     assert "error" not in engine, engine["error"]

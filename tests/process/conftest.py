@@ -63,12 +63,16 @@ def launch(tmp_path, free_port, monkeypatch) -> Iterator[Callable[..., Program]]
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     started: list[Program] = []
 
-    def go(*flags: object, port: int = free_port, through: str | None = None, tty: bool = False) -> Program:
+    def go(
+        *flags: object, port: int = free_port, through: str | None = None, tty: bool = False
+    ) -> Program:
         config = tmp_path / f"config-{port}.yaml"
         config.write_text(CONFIG.format(port=port), encoding="utf-8")
         argv = [sys.executable, str(DRIVER), str(config), *map(str, flags)]
         path = tmp_path / f"launch-{len(started)}.log"
-        program = start_on_terminal(argv, path, port) if tty else start(argv, path, port, through=through)
+        program = (
+            start_on_terminal(argv, path, port) if tty else start(argv, path, port, through=through)
+        )
         started.append(program)
         return program
 

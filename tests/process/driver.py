@@ -22,15 +22,24 @@ from specserve.engine.installed.introspect import Installed
 from specserve.supervise import leftovers
 
 STUB = Path(__file__).parents[1] / "stub_engine.py"
-GPU = {"target_weights_bytes": 1, "draft_weights_bytes": 0, "kv_cache_bytes": 1, "kv_cache_tokens": 43_680}
+GPU = {
+    "target_weights_bytes": 1,
+    "draft_weights_bytes": 0,
+    "kv_cache_bytes": 1,
+    "kv_cache_tokens": 43_680,
+}
 PLAN = {"backend": "cpu", "gpu_name": None, "gpus": [GPU], "max_concurrency": {"requests": None}}
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @config_command
 @click.option("--reap", is_flag=True)
-@click.option("--drain-margin", type=float, help="In place of the ten seconds that a real engine may need.")
-@click.option("--calibrate", type=click.Path(path_type=Path), help="With a plan of the stub's memory.")
+@click.option(
+    "--drain-margin", type=float, help="In place of the ten seconds that a real engine may need."
+)
+@click.option(
+    "--calibrate", type=click.Path(path_type=Path), help="With a plan of the stub's memory."
+)
 @click.option("--ready-file", type=click.Path(path_type=Path))
 @click.argument("stub", nargs=-1, type=click.UNPROCESSED)
 def drive(loaded, reap, drain_margin, calibrate, *, ready_file, stub):

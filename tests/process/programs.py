@@ -75,12 +75,18 @@ class Program:
 
     def crash(self) -> None:
         """Let the stub exit with status 1."""
-        with contextlib.suppress(requests.RequestException):  # it may be gone before it has answered
+        with contextlib.suppress(
+            requests.RequestException
+        ):  # it may be gone before it has answered
             self.control(crash=1)
 
     def says(self, text: str, seconds: float = 40.0) -> None:
         """Wait for a text in the output."""
-        wait_until(lambda: text in self.output or self.process.poll() is not None, seconds, f"{text!r} in the output")
+        wait_until(
+            lambda: text in self.output or self.process.poll() is not None,
+            seconds,
+            f"{text!r} in the output",
+        )
         assert text in self.output, self.output
 
     def signal(self, number: signal.Signals) -> None:
@@ -99,12 +105,16 @@ def start(argv: list[str], path: Path, port: int, *, through: str | None = None)
     """Start a program in a session of its own. ``through`` is a command that reads its stdout, as behind a pipe."""
     with path.open("wb") as out:
         if through is None:
-            process = subprocess.Popen(argv, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+            process = subprocess.Popen(
+                argv, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            )
             return Program(process, path, port)
         reader = subprocess.Popen(through.split(), stdin=subprocess.PIPE, stdout=out)
     assert reader.stdin is not None
     with reader.stdin as pipe:
-        process = subprocess.Popen(argv, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True)
+        process = subprocess.Popen(
+            argv, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True
+        )
     reader.wait()
     return Program(process, path, port)
 
@@ -117,7 +127,10 @@ def start_on_terminal(argv: list[str], path: Path, port: int) -> Program:
     path.touch()
 
     def copy() -> None:
-        with path.open("ab", buffering=0) as out, contextlib.suppress(OSError):  # EIO: the last holder has closed it
+        with (
+            path.open("ab", buffering=0) as out,
+            contextlib.suppress(OSError),
+        ):  # EIO: the last holder has closed it
             while data := os.read(ours, 4096):
                 out.write(data)
         os.close(ours)

@@ -27,7 +27,9 @@ LOW = "AcceptanceRateLow"
 
 def post(url: str, body: dict[str, Any]) -> None:
     """Send JSON and wait for the answer."""
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    request = urllib.request.Request(
+        url, json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
     urllib.request.urlopen(request, timeout=60).close()
 
 
@@ -63,7 +65,11 @@ def config(folder: Path, sidecar_port: int, alertmanager_port: int, hook_url: st
         "models": {"target_model": {"path": "tiny"}},
         "speculative_decoding": {"method": "ngram", "num_speculative_tokens": 3},
         "server": {"served_model_name": "tiny"},
-        "sidecar": {"port": sidecar_port, "scrape_interval_seconds": 0.3, "state_dir": str(folder / "state")},
+        "sidecar": {
+            "port": sidecar_port,
+            "scrape_interval_seconds": 0.3,
+            "state_dir": str(folder / "state"),
+        },
         "alerts": {
             "acceptance_rate": {
                 "window_seconds": 4,
@@ -91,10 +97,17 @@ def test_low_acceptance_reaches_the_webhook_and_is_resolved(tmp_path: Path) -> N
     engine_port, sidecar_port, alertmanager_port = free_ports(3)
     engine = f"http://127.0.0.1:{engine_port}"
     stub = [sys.executable, str(STUB), "--port", str(engine_port), "--served-model-name", "tiny"]
-    stub += ["--speculative-config", '{"num_speculative_tokens": 3}', "--stub-acceptance", "0.9,0.8,0.7"]
+    stub += [
+        "--speculative-config",
+        '{"num_speculative_tokens": 3}',
+        "--stub-acceptance",
+        "0.9,0.8,0.7",
+    ]
     with webhook() as hook:
         path = config(tmp_path, sidecar_port, alertmanager_port, hook.url)
-        rules = subprocess.run([*SPECSERVE, "alerts", "rules", str(path)], capture_output=True, text=True, check=True)
+        rules = subprocess.run(
+            [*SPECSERVE, "alerts", "rules", str(path)], capture_output=True, text=True, check=True
+        )
         sidecar = [*SPECSERVE, "sidecar", str(path), "--engine-url", engine]
         metrics = f"http://127.0.0.1:{sidecar_port}/metrics"
         firing = f'specserve_alert_firing{{alert="{LOW}",model_name="tiny",severity="warning"}} '
@@ -109,12 +122,18 @@ def test_low_acceptance_reaches_the_webhook_and_is_resolved(tmp_path: Path) -> N
                 hook=hook,
             ) as running,
         ):
-            wait_for(lambda: text(f"{engine}/health") or text(f"{engine}/metrics"), "the engine answers")
+            wait_for(
+                lambda: text(f"{engine}/health") or text(f"{engine}/metrics"), "the engine answers"
+            )
             wait_for(lambda: text(f"{running.alertmanager_url}/-/ready"), "Alertmanager is ready")
             with drafting(engine):
                 wait_for(lambda: firing + "0.0" in text(metrics), "the sidecar knows the alert")
                 wait_for(
-                    lambda: 'specserve_acceptance_rate{model_name="tiny",window="4s"} 0.' in text(metrics), "a rate"
+                    lambda: (
+                        'specserve_acceptance_rate{model_name="tiny",window="4s"} 0.'
+                        in text(metrics)
+                    ),
+                    "a rate",
                 )
                 assert hook.got == []
 
@@ -122,11 +141,20 @@ def test_low_acceptance_reaches_the_webhook_and_is_resolved(tmp_path: Path) -> N
                 from_sidecar = {"alertname": LOW, "cluster": "test"}
                 from_prometheus = {"alertname": LOW, "job": "specserve"}
                 wait_for(lambda: hook.alerts("/direct", **from_sidecar), "the webhook hears of it")
-                wait_for(lambda: hook.alerts("/alertmanager", **from_sidecar), "Alertmanager hears of it")
-                wait_for(lambda: hook.alerts("/alertmanager", **from_prometheus), "Prometheus' rule fires")
+                wait_for(
+                    lambda: hook.alerts("/alertmanager", **from_sidecar), "Alertmanager hears of it"
+                )
+                wait_for(
+                    lambda: hook.alerts("/alertmanager", **from_prometheus),
+                    "Prometheus' rule fires",
+                )
                 assert firing + "1.0" in text(metrics)
                 (shown,) = json.loads(text(f"http://127.0.0.1:{sidecar_port}/status"))["alerts"]
-                assert (shown["name"], shown["state"], shown["value"] < 0.5) == (LOW, "firing", True)
+                assert (shown["name"], shown["state"], shown["value"] < 0.5) == (
+                    LOW,
+                    "firing",
+                    True,
+                )
 
                 post(f"{engine}/__control", {"acceptance": "0.9,0.8,0.7"})
                 for path_, labels in (
@@ -140,8 +168,12 @@ def test_low_acceptance_reaches_the_webhook_and_is_resolved(tmp_path: Path) -> N
                     )
         signed = [(headers, body) for where, headers, body in hook.got if where == "/direct"]
         for headers, body in signed:
-            stamp, digest = (part.partition("=")[2] for part in headers["x-specserve-signature"].split(","))
-            expected = hmac.new(b"signing-key", stamp.encode() + b"." + body, hashlib.sha256).hexdigest()
+            stamp, digest = (
+                part.partition("=")[2] for part in headers["x-specserve-signature"].split(",")
+            )
+            expected = hmac.new(
+                b"signing-key", stamp.encode() + b"." + body, hashlib.sha256
+            ).hexdigest()
             assert hmac.compare_digest(digest, expected)
     log = (tmp_path / "sidecar.log").read_text()
     assert "nobody-listens" not in log
@@ -159,7 +191,11 @@ def test_what_ails_the_engine_reaches_the_webhook(tmp_path: Path) -> None:
             "models": {"target_model": {"path": "tiny"}},
             "server": {"served_model_name": "tiny"},
             "speculative_decoding": {"enabled": False},
-            "sidecar": {"port": sidecar_port, "scrape_interval_seconds": 0.2, "state_dir": str(tmp_path / "state")},
+            "sidecar": {
+                "port": sidecar_port,
+                "scrape_interval_seconds": 0.2,
+                "state_dir": str(tmp_path / "state"),
+            },
             "alerts": {
                 "rules": dict.fromkeys(names, soon),
                 "notify": [{"type": "webhook", "url": hook.url + "/direct"}],
@@ -167,14 +203,30 @@ def test_what_ails_the_engine_reaches_the_webhook(tmp_path: Path) -> None:
         }
         path = tmp_path / "config.yaml"
         path.write_text(yaml.safe_dump(settings))
-        stub = [sys.executable, str(STUB), "--port", str(engine_port), "--served-model-name", "tiny"]
+        stub = [
+            sys.executable,
+            str(STUB),
+            "--port",
+            str(engine_port),
+            "--served-model-name",
+            "tiny",
+        ]
         sidecar = [*SPECSERVE, "sidecar", str(path), "--engine-url", engine]
 
         def hears(name: str, *statuses: str) -> None:
-            wait_for(lambda: hook.statuses("/direct", alertname=name) == list(statuses), f"{name} {statuses}")
+            wait_for(
+                lambda: hook.statuses("/direct", alertname=name) == list(statuses),
+                f"{name} {statuses}",
+            )
 
-        with process(stub, tmp_path / "engine.log") as child, process(sidecar, tmp_path / "sidecar.log"):
-            wait_for(lambda: "ready: yes" in (tmp_path / "sidecar.log").read_text(), "the sidecar finds it ready")
+        with (
+            process(stub, tmp_path / "engine.log") as child,
+            process(sidecar, tmp_path / "sidecar.log"),
+        ):
+            wait_for(
+                lambda: "ready: yes" in (tmp_path / "sidecar.log").read_text(),
+                "the sidecar finds it ready",
+            )
             assert hook.got == []
             post(f"{engine}/__control", {"starve": True})
             body = {"model": "tiny", "prompt": "Hello", "max_tokens": 4}

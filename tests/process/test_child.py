@@ -10,12 +10,22 @@ import psutil
 import pytest
 from programs import wait_until
 
-from specserve.supervise.child import KEPT_BYTES, KEPT_LINES, LINE_BYTES, Child, Tail, kill_session, session_members
+from specserve.supervise.child import (
+    KEPT_BYTES,
+    KEPT_LINES,
+    LINE_BYTES,
+    Child,
+    Tail,
+    kill_session,
+    session_members,
+)
 
 
 def python(code: str, lines: list[str] | None = None) -> Child:
     """A child that runs Python code; its lines go into the list."""
-    return Child([sys.executable, "-S", "-c", code], os.environ, (lines if lines is not None else []).append)
+    return Child(
+        [sys.executable, "-S", "-c", code], os.environ, (lines if lines is not None else []).append
+    )
 
 
 def ended(child: Child) -> int:
@@ -29,7 +39,8 @@ def test_stdout_and_stderr_arrive_in_order_and_progress_bars_as_lines():
     """One pipe, so the order is the program's; a carriage return ends a line, blank ones are dropped."""
     lines: list[str] = []
     child = python(
-        "import os\nfor fd, t in ((1,b'a\\n'),(2,b'10%\\r20%\\r\\n'),(1,b'\\n\\xff'),): os.write(fd, t)", lines
+        "import os\nfor fd, t in ((1,b'a\\n'),(2,b'10%\\r20%\\r\\n'),(1,b'\\n\\xff'),): os.write(fd, t)",
+        lines,
     )
     assert ended(child) == 0
     assert lines == ["a", "10%", "20%", "\ufffd"]
@@ -61,7 +72,9 @@ def test_a_sink_that_fails_does_not_stop_the_draining():
     def broken(_: str) -> None:
         raise BrokenPipeError
 
-    child = Child([sys.executable, "-S", "-c", "print(('z' * 99 + '\\n') * 10000)"], os.environ, broken)
+    child = Child(
+        [sys.executable, "-S", "-c", "print(('z' * 99 + '\\n') * 10000)"], os.environ, broken
+    )
     assert ended(child) == 0
     assert len(child.lines()) == KEPT_LINES
 
@@ -123,4 +136,7 @@ def test_finish_leaves_descendants_a_moment_to_follow():
     wait_until(lambda: child.poll() is not None)
     assert child.finish() == ()
     assert lines == ["1"]
-    assert not psutil.pid_exists(child.pid) or psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
+    assert (
+        not psutil.pid_exists(child.pid)
+        or psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
+    )

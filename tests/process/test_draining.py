@@ -48,12 +48,19 @@ def test_after_the_signal_posts_get_503_and_the_loop_hears_it_too(loop, number):
     if loop == "uvloop":
         pytest.importorskip("uvloop")
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, loop, str(number)], capture_output=True, text=True, timeout=20, check=False
+        [sys.executable, "-c", SCRIPT, loop, str(number)],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
     )
     assert done.stderr == ""
     before, refused, read = json.loads(done.stdout)
     assert before == read == [200, {}]
-    assert refused == [503, {"content-type": "application/json", "retry-after": "5", "connection": "close"}]
+    assert refused == [
+        503,
+        {"content-type": "application/json", "retry-after": "5", "connection": "close"},
+    ]
 
 
 def test_it_loads_nothing_heavy():

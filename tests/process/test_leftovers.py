@@ -16,7 +16,14 @@ from programs import wait_until
 from specserve.errors import ConfigError, EngineStartError
 from specserve.supervise import leftovers
 from specserve.supervise.child import Child, session_members
-from specserve.supervise.leftovers import Record, find, make_private, port_problem, require_clean, runtime_folder
+from specserve.supervise.leftovers import (
+    Record,
+    find,
+    make_private,
+    port_problem,
+    require_clean,
+    runtime_folder,
+)
 
 
 @pytest.fixture
@@ -56,7 +63,9 @@ def test_a_supervisor_pid_that_came_again_is_not_the_supervisor(orphan, tmp_path
 
 def test_an_engine_pid_that_came_again_is_left_alone(orphan, tmp_path):
     """Another program has the recorded pid now: it is not ended, and the record goes."""
-    path = dataclasses.replace(orphan, session_started=orphan.session_started - 1000).write(tmp_path)
+    path = dataclasses.replace(orphan, session_started=orphan.session_started - 1000).write(
+        tmp_path
+    )
     assert require_clean(tmp_path, {}, reap=True) == []
     assert session_members(orphan.session) == (orphan.session,)
     assert not path.exists()
@@ -123,10 +132,16 @@ def test_a_port_that_was_used_a_moment_ago_is_free(tmp_path):
 def test_the_folder_prefers_the_state_home_and_falls_back_to_the_temp_folder(tmp_path):
     """HOME that cannot be written is the usual case in a hardened container."""
     assert runtime_folder({"XDG_STATE_HOME": str(tmp_path)}) == tmp_path / "specserve" / "run"
-    assert runtime_folder({"HOME": str(tmp_path)}) == tmp_path / ".local" / "state" / "specserve" / "run"
+    assert (
+        runtime_folder({"HOME": str(tmp_path)})
+        == tmp_path / ".local" / "state" / "specserve" / "run"
+    )
     fallback = tmp_path / f"specserve-{os.getuid()}"
     (tmp_path / "file").write_text("")
-    assert runtime_folder({"HOME": str(tmp_path / "file" / "home"), "TMPDIR": str(tmp_path)}) == fallback
+    assert (
+        runtime_folder({"HOME": str(tmp_path / "file" / "home"), "TMPDIR": str(tmp_path)})
+        == fallback
+    )
     assert runtime_folder({"TMPDIR": str(tmp_path)}) == fallback
 
 

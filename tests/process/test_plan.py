@@ -56,12 +56,17 @@ def test_a_plan_that_does_not_fit(tmp_path: Path) -> None:
 def test_an_index_is_enough(tmp_path: Path) -> None:
     """config.json and the index, no weights: the index's total size is the checkpoint's bytes."""
     body = pair(tmp_path)
-    whole = json.loads(run(tmp_path, body, "--format", "json").stdout)["vram"]["gpus"][0]["target_weights_bytes"]
+    whole = json.loads(run(tmp_path, body, "--format", "json").stdout)["vram"]["gpus"][0][
+        "target_weights_bytes"
+    ]
     target = Path(body["models"]["target_model"]["path"])
     total = sum(f.stat().st_size for f in target.glob("*.safetensors")) // 2 * 2
     for weights in target.glob("*.safetensors"):
         weights.unlink()
-    index = {"metadata": {"total_size": total}, "weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}
+    index = {
+        "metadata": {"total_size": total},
+        "weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"},
+    }
     (target / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
     done = json.loads(run(tmp_path, body, "--format", "json").stdout)["vram"]
     assert abs(done["gpus"][0]["target_weights_bytes"] / whole - 1) < 0.05
@@ -75,7 +80,10 @@ def test_the_grid_is_a_table(tmp_path: Path) -> None:
     assert "max_model_len  drafting" in done.stdout
     body = json.loads(run(tmp_path, pair(tmp_path), "--grid", "--format", "json").stdout)
     assert {"max_model_len", "draft", "utilization", "fits", "requests"} == body["grid"][0].keys()
-    for key, value in (("hardware.gpu_name", "banana"), ("models.target_model.tensor_parallel_size", "3")):
+    for key, value in (
+        ("hardware.gpu_name", "banana"),
+        ("models.target_model.tensor_parallel_size", "3"),
+    ):
         wrong = run(tmp_path, pair(tmp_path), "--grid", "--set", f"{key}={value}")
         assert "max_model_len" not in wrong.stdout  # no row of it could fit or not fit
 
@@ -88,11 +96,15 @@ def test_what_was_measured_is_used_by_the_next_plan(tmp_path: Path) -> None:
     said = EngineReport(model_loading_bytes=2**30, available_kv_bytes=17 * 2**30, kv_cache_tokens=1)
     engine = installed()
     version = None if engine is None else engine.version
-    measured = calibration.measure(vram, said, key=calibration.key(loaded.settings, version, vram["gpu_name"]))
+    measured = calibration.measure(
+        vram, said, key=calibration.key(loaded.settings, version, vram["gpu_name"])
+    )
     assert measured is not None
     calibration.save(measured, tmp_path / "pair.yaml")
     again = json.loads(run(tmp_path, body, "--format", "json").stdout)["vram"]
     assert again["confidence"] == "measured"
     assert again["gpus"][0]["kv_cache_bytes"] == 17 * 2**30
-    other = json.loads(run(tmp_path, body, "--format", "json", "--set", "engine.max_num_seqs=7").stdout)["vram"]
+    other = json.loads(
+        run(tmp_path, body, "--format", "json", "--set", "engine.max_num_seqs=7").stdout
+    )["vram"]
     assert other["confidence"] == "modelled"

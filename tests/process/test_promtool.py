@@ -21,7 +21,8 @@ from specserve.config.alerting import Alerts
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="promtool is not installed (apt-get install prometheus)"
+    shutil.which("promtool") is None,
+    reason="promtool is not installed (apt-get install prometheus)",
 )
 ALL_ON = Alerts.model_validate(
     {
@@ -47,7 +48,9 @@ class Series:
     gauge: bool = False
     """Give values although the name ends in _total."""
 
-    def text(self, minutes: tuple[int, int, int], identity: str, *, share: float = 1.0) -> dict[str, str]:
+    def text(
+        self, minutes: tuple[int, int, int], identity: str, *, share: float = 1.0
+    ) -> dict[str, str]:
         steps = [self.good] * minutes[0] + [self.bad] * minutes[1] + [self.good] * minutes[2]
         if self.name.endswith("_total") and not self.gauge:
             steps = list(accumulate(step * share for step in steps))
@@ -71,8 +74,18 @@ def position(n: int, good: float, bad: float) -> Series:
 
 def finished(good_length: float, bad_length: float) -> list[Series]:
     return [
-        Series("specserve_requests_finished_total", 100 * good_length, 100 * bad_length, ', reason="length"'),
-        Series("specserve_requests_finished_total", 100 * (1 - good_length), 100 * (1 - bad_length), ', reason="stop"'),
+        Series(
+            "specserve_requests_finished_total",
+            100 * good_length,
+            100 * bad_length,
+            ', reason="length"',
+        ),
+        Series(
+            "specserve_requests_finished_total",
+            100 * (1 - good_length),
+            100 * (1 - bad_length),
+            ', reason="stop"',
+        ),
     ]
 
 
@@ -130,7 +143,9 @@ CASES: Mapping[str, list[Series]] = {
     "GPUMemoryHigh": gauge("gpu_memory_used_ratio", 0.9, 0.99, GPU),
     "GPUPowerHigh": gauge("gpu_power_ratio", 0.9, 0.99, GPU),
     "GPUThrottled": gauge("gpu_throttled", 0, 1, GPU + ', reason="thermal"'),
-    "GPUECCErrors": [Series("specserve_gpu_ecc_errors_total", 0, 3, GPU + ', type="uncorrected"', gauge=True)],
+    "GPUECCErrors": [
+        Series("specserve_gpu_ecc_errors_total", 0, 3, GPU + ', type="uncorrected"', gauge=True)
+    ],
 }
 FLEET_ONLY = {"AcceptanceSpread", "SidecarAbsent"}
 """Not about one server: they have tests of their own."""
@@ -151,14 +166,23 @@ def groups() -> list[dict[str, Any]]:
 def rules_of(names: Collection[str]) -> str:
     """The rule file with these alerts alone and every recording; all alerts where none is named."""
     kept = [
-        {**group, "rules": [r for r in group["rules"] if "record" in r or not names or r["alert"] in names]}
+        {
+            **group,
+            "rules": [
+                r for r in group["rules"] if "record" in r or not names or r["alert"] in names
+            ],
+        }
         for group in groups()
     ]
     return json.dumps({"groups": kept})
 
 
 def run_promtool(
-    folder: Path, series: list[dict[str, str]], expected: list[dict[str, Any]], *, only: Collection[str] = ()
+    folder: Path,
+    series: list[dict[str, str]],
+    expected: list[dict[str, Any]],
+    *,
+    only: Collection[str] = (),
 ) -> None:
     """Run promtool on the rules with these series; its report is the failure.
 
@@ -169,7 +193,11 @@ def run_promtool(
     document = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [case]}
     (folder / "test.yaml").write_text(json.dumps(document))
     done = subprocess.run(
-        ["promtool", "test", "rules", "test.yaml"], cwd=folder, capture_output=True, text=True, check=False
+        ["promtool", "test", "rules", "test.yaml"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -189,7 +217,11 @@ def timing(name: str) -> tuple[int, int, int]:
     definition = next(d for d in definitions() if d.name == name)
     window = definition.fleet.window.replace("$acceptance_window", "5m").rstrip("m")
     limits = thresholds(ALL_ON, name).timing
-    return int(window), -(-int(limits.for_seconds) // 60), -(-int(limits.keep_firing_for_seconds) // 60)
+    return (
+        int(window),
+        -(-int(limits.for_seconds) // 60),
+        -(-int(limits.keep_firing_for_seconds) // 60),
+    )
 
 
 def test_every_alert_has_a_case() -> None:
@@ -209,7 +241,11 @@ def test_fires_not_early_and_resolves(name: str, tmp_path: Path) -> None:
         healthy = [Series(s.name, s.good, s.good, s.labels) for s in CASES[name]]
         series += [s.text(minutes, identity("b")) for s in healthy]
     else:
-        series += [s.text(minutes, identity("b"), share=0.5) for s in CASES[name] if s.name.endswith("_total")]
+        series += [
+            s.text(minutes, identity("b"), share=0.5)
+            for s in CASES[name]
+            if s.name.endswith("_total")
+        ]
     end = HISTORY + bad
     run_promtool(
         tmp_path,
@@ -224,7 +260,9 @@ def test_fires_not_early_and_resolves(name: str, tmp_path: Path) -> None:
     )
 
 
-NEEDS_TRAFFIC = [name for name in CASES if next(d for d in definitions() if d.name == name).fleet.traffic]
+NEEDS_TRAFFIC = [
+    name for name in CASES if next(d for d in definitions() if d.name == name).fleet.traffic
+]
 
 
 @pytest.mark.parametrize("name", NEEDS_TRAFFIC)
@@ -248,11 +286,15 @@ def test_hysteresis_over_the_fleet(tmp_path: Path) -> None:
             "series": f"specserve_accepted_tokens_total{{{identity('a')}}}",
             "values": " ".join(f"{v:.10g}" for v in accepted),
         },
-        Series("specserve_draft_tokens_total", 10000, 10000).text((len(phases), 0, 0), identity("a")),
+        Series("specserve_draft_tokens_total", 10000, 10000).text(
+            (len(phases), 0, 0), identity("a")
+        ),
     ]
     name = "AcceptanceRateLow"
     run_promtool(
-        tmp_path, series, [firing(name, 29, 0), firing(name, 44, 1), firing(name, 74, 1), firing(name, 100, 0)]
+        tmp_path,
+        series,
+        [firing(name, 29, 0), firing(name, 44, 1), firing(name, 74, 1), firing(name, 100, 0)],
     )
 
 
@@ -272,7 +314,9 @@ def test_counter_reset_is_no_alert(tmp_path: Path) -> None:
         values = " ".join(f"{v:.10g}" for v in first + first)
         series.append({"series": f"{s.name}{{{identity('a')}}}", "values": values})
     names = ("AcceptanceRateLow", "AcceptanceDrift", "SpeculationInactive")
-    run_promtool(tmp_path, series, [firing(name, minute, 0) for name in names for minute in (60, 65, 119)])
+    run_promtool(
+        tmp_path, series, [firing(name, minute, 0) for name in names for minute in (60, 65, 119)]
+    )
 
 
 def test_spread_between_replicas(tmp_path: Path) -> None:
@@ -282,7 +326,9 @@ def test_spread_between_replicas(tmp_path: Path) -> None:
     steady = [s.text(minutes, identity("b")) for s in traffic(0.7)]
     name = "AcceptanceSpread"
     run_promtool(
-        tmp_path, worse + steady, [firing(name, 59, 0), firing(name, 69, 0), firing(name, 89, 1), firing(name, 140, 0)]
+        tmp_path,
+        worse + steady,
+        [firing(name, 59, 0), firing(name, 69, 0), firing(name, 89, 1), firing(name, 140, 0)],
     )
 
 
@@ -294,7 +340,9 @@ def test_a_position_that_is_rarely_drafted_is_not_wasted(tmp_path: Path) -> None
         *(position(n, rate, rate) for n, rate in enumerate((0.8, 0.6, 0))),
     ]
     series = [s.text((100, 0, 0), identity("a")) for s in made]
-    run_promtool(tmp_path, series, [firing("DraftPositionsWasted", 99, 0)], only={"DraftPositionsWasted"})
+    run_promtool(
+        tmp_path, series, [firing("DraftPositionsWasted", 99, 0)], only={"DraftPositionsWasted"}
+    )
 
 
 def test_sidecar_absent(tmp_path: Path) -> None:
@@ -303,7 +351,10 @@ def test_sidecar_absent(tmp_path: Path) -> None:
     run_promtool(
         tmp_path,
         [live],
-        [firing("SidecarAbsent", minute, count) for minute, count in ((29, 0), (34, 0), (50, 1), (80, 0))],
+        [
+            firing("SidecarAbsent", minute, count)
+            for minute, count in ((29, 0), (34, 0), (50, 1), (80, 0))
+        ],
     )
 
 
@@ -339,9 +390,13 @@ def test_the_shipped_file_is_valid_and_speaks(tmp_path: Path) -> None:
     case = {
         "interval": "1m",
         "input_series": [s.text((0, 30, 0), identity("a")) for s in traffic(0.4)],
-        "alert_rule_test": [{"eval_time": "20m", "alertname": "AcceptanceRateLow", "exp_alerts": [alert]}],
+        "alert_rule_test": [
+            {"eval_time": "20m", "alertname": "AcceptanceRateLow", "exp_alerts": [alert]}
+        ],
     }
     document = {"rule_files": [str(shipped)], "evaluation_interval": "1m", "tests": [case]}
     (tmp_path / "test.yaml").write_text(yaml.safe_dump(document))
-    done = subprocess.run(["promtool", "test", "rules", "test.yaml"], cwd=tmp_path, capture_output=True, check=False)
+    done = subprocess.run(
+        ["promtool", "test", "rules", "test.yaml"], cwd=tmp_path, capture_output=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr

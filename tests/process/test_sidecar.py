@@ -53,13 +53,18 @@ class Sidecar(Program):
         return tuple(self.get(path).status_code for path in ("/startupz", "/livez", "/readyz"))  # type: ignore[return-value]
 
     def becomes(self, condition: str, seconds: float = 40.0) -> None:
-        wait_until(lambda: self.condition() == condition, seconds, f"condition {condition}: {self.output}")
+        wait_until(
+            lambda: self.condition() == condition, seconds, f"condition {condition}: {self.output}"
+        )
 
     def number(self, name: str) -> float | None:
         """One sample of /metrics by its name and labels, the model left out."""
         for line in self.get("/metrics").text.splitlines():
             found, _, value = line.rpartition(" ")
-            if re.sub(r'model_name="[^"]*",?', "", found).replace(",}", "}").replace("{}", "") == name:
+            if (
+                re.sub(r'model_name="[^"]*",?', "", found).replace(",}", "}").replace("{}", "")
+                == name
+            ):
                 return float(value)
         return None
 
@@ -70,7 +75,12 @@ def sidecar(tmp_path) -> Iterator[Callable[..., Sidecar]]:
     running: list[Sidecar] = []
 
     def launch(
-        engine: int, *flags: str, canary: float = CANARY, idle: float = 60.0, server: str = "", more: str = ""
+        engine: int,
+        *flags: str,
+        canary: float = CANARY,
+        idle: float = 60.0,
+        server: str = "",
+        more: str = "",
     ) -> Sidecar:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
@@ -123,7 +133,9 @@ def test_a_frozen_engine_is_stalled_and_comes_back(stub, sidecar) -> None:
         verdict = watcher.get("/livez").json()
         assert "requests running" in verdict["reason"]
         assert "canary failed" in verdict["reason"]
-        assert watcher.number('specserve_alert_firing{alert="EngineStalled",severity="critical"}') == 1
+        assert (
+            watcher.number('specserve_alert_firing{alert="EngineStalled",severity="critical"}') == 1
+        )
         engine.control(freeze=False)
         wait_until(lambda: watcher.probes() == (200, 200, 200))
 
@@ -167,7 +179,9 @@ def test_a_starved_engine_is_named_and_left_alive(stub, sidecar) -> None:
 def test_a_saturated_engine_is_alive(stub, sidecar) -> None:
     """Two slots, sixteen clients, slow steps, canaries that would time out in the queue: not stalled, always ready."""
     engine = stub(*SPEC, "--max-num-seqs", 2, "--stub-step", 0.1)
-    watcher = sidecar(engine.port, canary=3)  # longer than a busy machine keeps a process from running
+    watcher = sidecar(
+        engine.port, canary=3
+    )  # longer than a busy machine keeps a process from running
     watcher.becomes("idle")
     with traffic(engine.url, "stub", clients=16):
         watcher.becomes("progressing")
@@ -183,7 +197,12 @@ def test_a_saturated_engine_is_alive(stub, sidecar) -> None:
 
 @pytest.mark.parametrize(
     "fault",
-    [{"metrics_status": 500}, {"metrics_truncate": 3000}, {"metrics_truncate": 0}, {"metrics_pad": 50_000_000}],
+    [
+        {"metrics_status": 500},
+        {"metrics_truncate": 3000},
+        {"metrics_truncate": 0},
+        {"metrics_pad": 50_000_000},
+    ],
     ids=["500", "half", "empty", "50-MB"],
 )
 def test_blind_is_not_dead(stub, sidecar, fault: dict[str, int]) -> None:
@@ -231,7 +250,11 @@ def test_acceptance_is_what_the_engine_did(stub, sidecar) -> None:
     wait_until(lambda: (watcher.number('specserve_window_drafts{window="1m"}') or 0) >= 8000)
     wait_until(lambda: watcher.number('specserve_acceptance_rate{window="1m"}') is not None)
     minute: dict = {}  # of one answer: a read that a busy machine makes late leaves the next one without numbers
-    wait_until(lambda: minute.update(watcher.status()["windows"].get("1m", {})) or "window_drafts" in minute)
+    wait_until(
+        lambda: (
+            minute.update(watcher.status()["windows"].get("1m", {})) or "window_drafts" in minute
+        )
+    )
     assert minute["window_drafts"] == 8000
     assert minute["acceptance_rate"] == pytest.approx(0.5, abs=0.02)
     positions = minute["acceptance_rate_per_position"]
@@ -244,7 +267,10 @@ def test_corrupt_text_after_the_start_raises_an_alert(stub, sidecar) -> None:
     wait_until(lambda: watcher.number(MISMATCH) == 1)
     assert watcher.number("specserve_output_mismatch") == 1
     assert watcher.probes() == (200, 200, 503)
-    assert "start-up canary: corrupt: acceptance at position 0 falls" in watcher.get("/readyz").json()["reason"]
+    assert (
+        "start-up canary: corrupt: acceptance at position 0 falls"
+        in watcher.get("/readyz").json()["reason"]
+    )
 
 
 def test_text_that_becomes_corrupt_while_serving_raises_an_alert(stub, sidecar) -> None:
@@ -298,7 +324,9 @@ def test_promtool_has_nothing_to_complain_of(stub, sidecar) -> None:
     engine.control(drafts=500)
     wait_until(lambda: watcher.number('specserve_acceptance_rate{window="1m"}') is not None)
     argv = ["promtool", "check", "metrics"]
-    linted = subprocess.run(argv, input=watcher.get("/metrics").text, capture_output=True, text=True, check=False)
+    linted = subprocess.run(
+        argv, input=watcher.get("/metrics").text, capture_output=True, text=True, check=False
+    )
     assert (linted.returncode, linted.stdout + linted.stderr) == (0, "")
 
 
@@ -328,7 +356,9 @@ def test_the_page_in_a_browser(stub, sidecar) -> None:
         "--enable-logging=stderr",
         "--window-size=360,800",
     ]
-    seen = subprocess.run([*argv, "--dump-dom", watcher.url], capture_output=True, text=True, timeout=60, check=True)
+    seen = subprocess.run(
+        [*argv, "--dump-dom", watcher.url], capture_output=True, text=True, timeout=60, check=True
+    )
     assert seen.stdout.count("<svg") == 4
     assert ">idle</span>" in seen.stdout
     assert "CONSOLE" not in seen.stderr
@@ -336,7 +366,11 @@ def test_the_page_in_a_browser(stub, sidecar) -> None:
 
 def run(*argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "specserve", *argv], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "specserve", *argv],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
 
 
@@ -364,9 +398,14 @@ def test_the_status_command(stub, sidecar) -> None:
     wait_until(lambda: watcher.probes()[2] == 200)
     shown = run("status", "--url", watcher.url)
     assert shown.returncode == 0
-    assert re.search(r"^canary +unproven; the engine does not list its tokens", shown.stdout, re.MULTILINE)
+    assert re.search(
+        r"^canary +unproven; the engine does not list its tokens", shown.stdout, re.MULTILINE
+    )
     assert re.search(r"^condition +idle", shown.stdout, re.MULTILINE)
-    assert json.loads(run("status", "--url", watcher.url, "--format", "json").stdout)["model_name"] == "stub"
+    assert (
+        json.loads(run("status", "--url", watcher.url, "--format", "json").stdout)["model_name"]
+        == "stub"
+    )
     engine.process.kill()
     wait_until(lambda: watcher.probes()[2] == 503)
     assert run("status", "--url", watcher.url).returncode == 1
@@ -379,7 +418,9 @@ def test_watching_as_json_is_a_line_a_look(stub, sidecar) -> None:
     """status --watch --format json goes on, one compact object a line."""
     watcher = sidecar(stub(*SPEC).port)
     argv = ["status", "--watch", "--interval", "0.1", "--format", "json", "--url", watcher.url]
-    with subprocess.Popen([sys.executable, "-m", "specserve", *argv], stdout=subprocess.PIPE, text=True) as asking:
+    with subprocess.Popen(
+        [sys.executable, "-m", "specserve", *argv], stdout=subprocess.PIPE, text=True
+    ) as asking:
         assert asking.stdout is not None
         looks = [json.loads(asking.stdout.readline())["model_name"] for _ in range(3)]
         asking.terminate()
@@ -389,7 +430,10 @@ def test_watching_as_json_is_a_line_a_look(stub, sidecar) -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        *(f"HTTP/1.1 200 OK\r\n\r\n{body}" for body in ("{}", "[]", "null", '{"ok": true}', "<html>", "[" * 10**5)),
+        *(
+            f"HTTP/1.1 200 OK\r\n\r\n{body}"
+            for body in ("{}", "[]", "null", '{"ok": true}', "<html>", "[" * 10**5)
+        ),
         'HTTP/1.1 503 No\r\n\r\n"x"',
         "HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{}",
         "SSH-2.0-OpenSSH_9.6\r\n",
@@ -441,8 +485,15 @@ def beside(tmp_path: Path, interval: float = INTERVAL) -> tuple[int, list[str]]:
     """The port of a sidecar beside a launched engine, and what launch must be told."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    values = {"enabled": "true", "port": port, "scrape_interval_seconds": interval, "state_dir": tmp_path / "state"}
-    return port, [part for name, value in values.items() for part in ("--set", f"sidecar.{name}={value}")]
+    values = {
+        "enabled": "true",
+        "port": port,
+        "scrape_interval_seconds": interval,
+        "state_dir": tmp_path / "state",
+    }
+    return port, [
+        part for name, value in values.items() for part in ("--set", f"sidecar.{name}={value}")
+    ]
 
 
 def test_a_launch_that_refuses_corrupt_text_says_so_to_receivers(launch, tmp_path) -> None:
@@ -453,7 +504,9 @@ def test_a_launch_that_refuses_corrupt_text_says_so_to_receivers(launch, tmp_pat
         program = launch("--stub-corrupt", "sampled", *settings, "--set", receiver)
         assert program.ends() == 4
         heard = [alert for _, _, body in hook.got for alert in json.loads(body)["alerts"]]
-    assert [alert["labels"]["alertname"] for alert in heard] == ["SpecOutputMismatch"], program.output
+    assert [alert["labels"]["alertname"] for alert in heard] == ["SpecOutputMismatch"], (
+        program.output
+    )
 
 
 def test_beside_a_launched_engine(launch, tmp_path) -> None:
@@ -469,7 +522,9 @@ def test_beside_a_launched_engine(launch, tmp_path) -> None:
     body = {"model": "tiny", "prompt": "a", "max_tokens": 20}
     answers: list[int] = []
     request = threading.Thread(
-        target=lambda: answers.append(requests.post(f"{engine.url}/v1/completions", json=body, timeout=30).status_code)
+        target=lambda: answers.append(
+            requests.post(f"{engine.url}/v1/completions", json=body, timeout=30).status_code
+        )
     )
     request.start()
     watcher.becomes("progressing")

@@ -22,9 +22,7 @@ from specserve.errors import Unsound
 RECORDED = Path(__file__).parents[1] / "data" / "guidellm-0.8.1.json"
 """Trimmed report of a search against the stub engine (6 ms a step, and 1 ms more for each further request)."""
 OBJECTIVES = {"ttft_p99": 0.2, "tpot_p99": 0.015}
-CONFIG = (
-    "server: {served_model_name: stub}\nmodels: {target_model: {path: /m}}\nspeculative_decoding: {method: ngram}\n"
-)
+CONFIG = "server: {served_model_name: stub}\nmodels: {target_model: {path: /m}}\nspeculative_decoding: {method: ngram}\n"
 PROGRAM = """#!{python}
 import json, pathlib, shutil, sys
 scenario = pathlib.Path(sys.argv[sys.argv.index("--config") + 1])
@@ -65,10 +63,16 @@ def test_the_search_is_guidellms(tmp_path: Path) -> None:
     assert found.best.tpot_p99_seconds is not None
     assert 0.013 < found.best.tpot_p99_seconds < 0.015
     outcome = Result(
-        specserve_version="0", created="2026-01-01", arms=[Arm(name="speculative")], blocks=[], searches=[found]
+        specserve_version="0",
+        created="2026-01-01",
+        arms=[Arm(name="speculative")],
+        blocks=[],
+        searches=[found],
     )
     said = advice.conclusion(outcome, [])
-    assert said == ["Within TTFT P99 200 ms and TPOT P99 15 ms, chat: speculative 9 requests at once (23.9/s)."]
+    assert said == [
+        "Within TTFT P99 200 ms and TPOT P99 15 ms, chat: speculative 9 requests at once (23.9/s)."
+    ]
     (part,) = [p for p in report.document([outcome]) if p.title == "Highest load"]
     assert part.table is not None
     ((*row, sure),) = part.table.rows
@@ -98,16 +102,32 @@ def test_without_guidellm_it_is_said_what_to_install(tmp_path: Path) -> None:
     ):
         if "installed" in words and shutil.which("guidellm", path=str(Path(sys.executable).parent)):
             continue
-        argv = [sys.executable, "-m", "specserve", "bench", str(tmp_path / "config.yaml"), "--slo", slo]
+        argv = [
+            sys.executable,
+            "-m",
+            "specserve",
+            "bench",
+            str(tmp_path / "config.yaml"),
+            "--slo",
+            slo,
+        ]
         argv += ["--url-baseline", "http://127.0.0.1:1", "--url-speculative", "http://127.0.0.1:2"]
         out = subprocess.run(
-            argv, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path, env=os.environ | {"PATH": ""}
+            argv,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            cwd=tmp_path,
+            env=os.environ | {"PATH": ""},
         )
         assert (out.returncode, words in out.stderr) == (2, True), out.stderr
     assert not (tmp_path / "bench").exists()
 
 
-@pytest.mark.skipif(shutil.which("guidellm") is None, reason="needs guidellm: pip install 'specserve[slo]'")
+@pytest.mark.skipif(
+    shutil.which("guidellm") is None, reason="needs guidellm: pip install 'specserve[slo]'"
+)
 @pytest.mark.timeout(600)
 def test_a_load_that_is_known_is_found(stub: Callable[..., Program], tmp_path: Path) -> None:
     """A server whose step grows by 10 ms a request cannot serve six within 55 ms, and one it can."""

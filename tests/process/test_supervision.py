@@ -31,7 +31,9 @@ def test_a_start_shows_phases_and_one_block_and_term_ends_it_with_0(launch, reco
     program.says("engine log")
     words = [line.split("  ")[-1] for line in program.output.splitlines() if " s  " in line]
     assert words[:4] == ["checking", "starting", "importing", "loading target weights"]
-    block = dict(line.strip().split(None, 1) for line in program.output.splitlines() if line.startswith("  "))
+    block = dict(
+        line.strip().split(None, 1) for line in program.output.splitlines() if line.startswith("  ")
+    )
     assert block["URL"] == f"{program.url}/v1"
     assert program.output.count("Ready\n") == 1
     for row in ("model                   tiny", "method                  ngram", "num_speculative_tokens  3",
@@ -46,10 +48,15 @@ def test_a_start_shows_phases_and_one_block_and_term_ends_it_with_0(launch, reco
 def test_crash_before_ready_is_4_with_the_engines_last_lines(launch, tmp_path):
     """The cause, the phase, the log's own words and where the whole log is."""
     log = tmp_path / "vllm.log"
-    log.write_text("ERROR 11-29 10:00:00 [core.py:1] torch.OutOfMemoryError: CUDA out of memory. Tried\n")
+    log.write_text(
+        "ERROR 11-29 10:00:00 [core.py:1] torch.OutOfMemoryError: CUDA out of memory. Tried\n"
+    )
     program = launch("--stub-log-file", log, "--stub-crash-at-start", 1)
     assert program.ends() == 4
-    assert "Error: engine: exited with status 1, in phase 'importing'; memory ran out" in program.output
+    assert (
+        "Error: engine: exited with status 1, in phase 'importing'; memory ran out"
+        in program.output
+    )
     assert "torch.OutOfMemoryError: CUDA out of memory. Tried" in program.output
     assert f"whole log: {tmp_path}" in program.output
 
@@ -58,13 +65,19 @@ def test_a_start_that_hangs_is_4_and_names_its_phase(launch):
     """The deadline is ours, not the engine's."""
     program = launch("--set", "engine.startup_timeout_seconds=5", "--stub-ready-after", "inf")
     assert program.ends() == 4
-    assert "Error: engine: not ready within 5 s, in phase 'loading target weights'" in program.output
+    assert (
+        "Error: engine: not ready within 5 s, in phase 'loading target weights'" in program.output
+    )
 
 
 def test_healthy_but_silent_is_not_ready(launch):
     """/health is green and no completion ever returns: the deadline ends it."""
     program = launch(
-        "--set", "engine.startup_timeout_seconds=1", "--set", "engine.drain_timeout_seconds=0.2", "--stub-freeze"
+        "--set",
+        "engine.startup_timeout_seconds=1",
+        "--set",
+        "engine.drain_timeout_seconds=0.2",
+        "--stub-freeze",
     )
     assert program.ends() == 4
     assert "Ready\n" not in program.output
@@ -132,14 +145,18 @@ def test_term_drains_running_requests_and_refuses_new_ones(launch):
     """Eight streams in flight end with [DONE]; a ninth gets 503; exit code 0."""
     program = launch("--set", "engine.drain_timeout_seconds=30")
     program.says("engine log")
-    program.control(step=0.5, acceptance="0")  # streams of ten seconds, until the ninth has been refused
+    program.control(
+        step=0.5, acceptance="0"
+    )  # streams of ten seconds, until the ninth has been refused
     answers: list = []
     threads = [complete(program.url, answers) for _ in range(8)]
     wait_until(lambda: program.control()["in_flight"] == 8)
     program.signal(signal.SIGTERM)
     program.says("draining")
     # Of one token: one that comes before the engine has taken its signal is served, and must not outlast the eight.
-    wait_until(lambda: not complete(program.url, late := [], 1).join() and late and late[0][0] == 503)
+    wait_until(
+        lambda: not complete(program.url, late := [], 1).join() and late and late[0][0] == 503
+    )
     program.control(step=0.01)
     for thread in threads:
         thread.join()
@@ -160,7 +177,9 @@ def test_a_second_signal_ends_it_at_once_with_130(launch):
 
 def test_an_engine_that_ignores_term_is_killed_when_the_drain_is_over(launch):
     """Exit code 5, because requests may have been lost, and the key to change."""
-    program = launch("--set", "engine.drain_timeout_seconds=0.2", "--drain-margin", 0.3, "--stub-ignore-term")
+    program = launch(
+        "--set", "engine.drain_timeout_seconds=0.2", "--drain-margin", 0.3, "--stub-ignore-term"
+    )
     program.says("engine log")
     program.signal(signal.SIGTERM)
     assert program.ends() == 5
@@ -221,7 +240,9 @@ def test_a_taken_port_names_its_holder_and_starts_nothing(launch, stub):
 def test_both_ports_are_looked_at_before_anything_is_checked_or_started(launch, stub):
     """The sidecar's port counts as the server's does: the same exit code, and both are said at once."""
     first, second = stub(), stub(port=unused_port())
-    program = launch("--set", "sidecar.enabled=true", "--set", f"sidecar.port={second.port}", port=first.port)
+    program = launch(
+        "--set", "sidecar.enabled=true", "--set", f"sidecar.port={second.port}", port=first.port
+    )
     assert program.ends() == 4
     for key, other in (("server.port", first), ("sidecar.port", second)):
         assert f"{key} {other.port}: is taken; it must be free" in program.output
@@ -229,7 +250,9 @@ def test_both_ports_are_looked_at_before_anything_is_checked_or_started(launch, 
     assert "importing" not in program.output
 
 
-def test_after_kill_9_of_specserve_the_next_start_names_the_orphan_and_reap_ends_it(launch, records):
+def test_after_kill_9_of_specserve_the_next_start_names_the_orphan_and_reap_ends_it(
+    launch, records
+):
     """Refused with pid and log; `--reap` ends leader and grandchild, then starts."""
     first = launch("--stub-grandchild")
     first.says("engine log")
@@ -238,13 +261,19 @@ def test_after_kill_9_of_specserve_the_next_start_names_the_orphan_and_reap_ends
     first.process.wait()
     second = launch()
     assert second.ends() == 4
-    assert f"Error: left behind: specserve pid {first.process.pid} is gone and its engine still runs" in second.output
+    assert (
+        f"Error: left behind: specserve pid {first.process.pid} is gone and its engine still runs"
+        in second.output
+    )
     assert f"pid {facts['pid']}" in second.output
     assert f"pid {facts['grandchild_pid']}" in second.output
     assert "Fix: the same command with --reap" in second.output
     third = launch("--reap")
     third.says("engine log")
-    assert f"ended what an earlier run left behind: pid {facts['pid']}, {facts['grandchild_pid']}" in third.output
+    assert (
+        f"ended what an earlier run left behind: pid {facts['pid']}, {facts['grandchild_pid']}"
+        in third.output
+    )
     assert len(records()) == 1
     third.signal(signal.SIGTERM)
     assert third.ends() == 0
@@ -301,7 +330,11 @@ def test_tls_and_an_api_key_do_not_stand_in_the_way_of_readiness(launch, tmp_pat
     subject = ("-subj", "/CN=llm.example", "-days", "1", "-nodes")
     subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", *subject, "-keyout", key, "-out", cert],
                    check=True, capture_output=True)  # fmt: skip
-    settings = (f"server.tls.cert_file={cert}", f"server.tls.key_file={key}", "server.api_key=tops3cret")
+    settings = (
+        f"server.tls.cert_file={cert}",
+        f"server.tls.key_file={key}",
+        "server.api_key=tops3cret",
+    )
     program = launch(*(part for s in settings for part in ("--set", s)), "--api-key", "tops3cret")
     program.says("engine log")
     assert "https://127.0.0.1" in program.output
@@ -323,7 +356,11 @@ def test_memory_figures_that_cannot_be_kept_end_no_server(launch, tmp_path):
 def test_readiness_of_the_sidecar_follows_without_waiting_for_its_interval(launch):
     """It reads every ten minutes, yet is ready as soon as launch is, and not ready as soon as it drains."""
     port = unused_port()
-    watched = ("sidecar.enabled=true", f"sidecar.port={port}", "sidecar.scrape_interval_seconds=600")
+    watched = (
+        "sidecar.enabled=true",
+        f"sidecar.port={port}",
+        "sidecar.scrape_interval_seconds=600",
+    )
     watched += ("engine.drain_timeout_seconds=30",)
     program = launch(*(part for setting in watched for part in ("--set", setting)))
 
@@ -332,7 +369,9 @@ def test_readiness_of_the_sidecar_follows_without_waiting_for_its_interval(launc
 
     program.says("engine log")
     wait_until(lambda: ready() == 200)
-    program.control(step=0.5, acceptance="0")  # a stream of ten seconds, until readiness has been seen to fall
+    program.control(
+        step=0.5, acceptance="0"
+    )  # a stream of ten seconds, until readiness has been seen to fall
     answers: list = []
     thread = complete(program.url, answers)
     wait_until(lambda: program.control()["in_flight"] == 1)

@@ -18,7 +18,13 @@ from specserve.bench.load import LoadClient
 from specserve.supervise import state
 from specserve.supervise.child import Child
 from specserve.supervise.state import State
-from specserve.supervise.supervisor import STOP_SIGNALS, Hooks, Supervisor, captured_signals, next_signal
+from specserve.supervise.supervisor import (
+    STOP_SIGNALS,
+    Hooks,
+    Supervisor,
+    captured_signals,
+    next_signal,
+)
 
 
 @contextmanager
@@ -39,7 +45,9 @@ def sleeper() -> Child:
     return Child([sys.executable, "-S", "-c", "import time; time.sleep(60)"], os.environ, print)
 
 
-def supervisor(spawn=sleeper, check_ready=state.Ready, check_alive=lambda: None, changed=lambda m, r: None):
+def supervisor(
+    spawn=sleeper, check_ready=state.Ready, check_alive=lambda: None, changed=lambda m, r: None
+):
     return Supervisor(Hooks(spawn, check_ready, check_alive, changed, lambda child: None), LIMITS)
 
 
@@ -54,7 +62,9 @@ def test_a_machine_that_has_no_process_left_is_not_a_broken_engine():
     """Tried again where restarts are allowed, and reinstalling is not the advice."""
 
     def spawn() -> Child:
-        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))  # as a failed fork: no file is named
+        raise BlockingIOError(
+            errno.EAGAIN, os.strerror(errno.EAGAIN)
+        )  # as a failed fork: no file is named
 
     machine = supervisor(spawn).run()
     assert (machine.state, machine.retry) == (State.FATAL, True)
@@ -101,11 +111,15 @@ def test_a_signal_is_heard_although_a_check_hangs_and_the_old_handlers_come_back
 
     def changed(machine: state.Machine, _: str) -> None:
         if machine.state is State.STARTING:
-            os.kill(os.getpid(), signal.SIGTERM)  # the handler is in place: the machine runs inside it
+            os.kill(
+                os.getpid(), signal.SIGTERM
+            )  # the handler is in place: the machine runs inside it
         if machine.state is State.STOPPING:
             raise Heard(machine.stop_signal)
 
-    hooks = Hooks(sleeper, lambda: release.wait(60) and None, lambda: None, changed, lambda child: None)
+    hooks = Hooks(
+        sleeper, lambda: release.wait(60) and None, lambda: None, changed, lambda child: None
+    )
     with pytest.raises(Heard, match="SIGTERM"):
         Supervisor(hooks, LIMITS, tick_seconds=3600).run()
     release.set()
@@ -125,5 +139,9 @@ def test_an_interrupt_that_another_thread_is_given_ends_a_benchmark(tmp_path: Pa
     silent.write_text("#!/bin/sh\nexec cat\n")
     silent.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(silent))
-    with LoadClient(os.environ) as load, given_to_another_thread(signal.SIGINT), pytest.raises(KeyboardInterrupt):
+    with (
+        LoadClient(os.environ) as load,
+        given_to_another_thread(signal.SIGINT),
+        pytest.raises(KeyboardInterrupt),
+    ):
         load.wait_ready()

@@ -23,9 +23,7 @@ from tests import checkpoints
 Stub = Callable[..., Program]
 
 DRAFTS = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 4}')
-CONFIG = (
-    "server: {served_model_name: stub}\nmodels: {target_model: {path: /m}}\nspeculative_decoding: {method: ngram}\n"
-)
+CONFIG = "server: {served_model_name: stub}\nmodels: {target_model: {path: /m}}\nspeculative_decoding: {method: ngram}\n"
 
 PYTHON = r"""#!/bin/sh
 # python, but `python -m specserve launch` is that of the driver, with the stub in the engine's place. vLLM may not be
@@ -51,7 +49,9 @@ def verify(*arguments: object) -> tuple[int, dict[str, tuple[str, str]]]:
     argv = [sys.executable, "-m", "specserve", "verify", *map(str, arguments), "--format", "json"]
     out = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert "Traceback" not in out.stderr
-    return out.returncode, {c["name"]: (c["status"], c["message"]) for c in json.loads(out.stdout)["checks"]}
+    return out.returncode, {
+        c["name"]: (c["status"], c["message"]) for c in json.loads(out.stdout)["checks"]
+    }
 
 
 def config(folder: Path, text: str = CONFIG) -> Path:
@@ -106,7 +106,10 @@ def test_speculation_that_is_not_there_fails(stub: Stub, tmp_path: Path) -> None
     server = stub()
     code, checks = verify(config(tmp_path), "--url", server.url)
     assert code == 6
-    assert checks["speculation"] == ("FAIL", "speculation is configured, but the engine counts no drafts")
+    assert checks["speculation"] == (
+        "FAIL",
+        "speculation is configured, but the engine counts no drafts",
+    )
     assert verify("--url", server.url)[1]["speculation"][0] == "SKIP"
 
 
@@ -129,9 +132,14 @@ def test_another_model_name_fails(stub: Stub, tmp_path: Path) -> None:
 def test_an_open_path_fails(stub: Stub, tmp_path: Path) -> None:
     """With a key configured, a server that answers without it fails."""
     (tmp_path / "key").write_text("k3y")
-    text = CONFIG.replace("served_model_name: stub", f"served_model_name: stub, api_key_file: {tmp_path}/key")
+    text = CONFIG.replace(
+        "served_model_name: stub", f"served_model_name: stub, api_key_file: {tmp_path}/key"
+    )
     _, checks = verify(config(tmp_path, text), "--url", stub().url)
-    assert checks["api-key"] == ("FAIL", "answers without a key: /v1/models (200), /v1/completions (200)")
+    assert checks["api-key"] == (
+        "FAIL",
+        "answers without a key: /v1/models (200), /v1/completions (200)",
+    )
 
 
 @pytest.mark.parametrize(
@@ -178,7 +186,11 @@ def test_only_an_answer_is_an_open_path(answer: int, found: tuple[str, str]) -> 
 
 @pytest.mark.parametrize(
     ("number", "command"),
-    [(signal.SIGTERM, ("verify", "--launch")), (signal.SIGHUP, ("verify", "--launch")), (signal.SIGTERM, ("bench",))],
+    [
+        (signal.SIGTERM, ("verify", "--launch")),
+        (signal.SIGHUP, ("verify", "--launch")),
+        (signal.SIGTERM, ("bench",)),
+    ],
 )
 def test_what_was_launched_ends_with_us(
     number: signal.Signals,
@@ -202,7 +214,10 @@ def test_what_was_launched_ends_with_us(
 
 def launching(folder: Path, command: str, port: int, *stub: object) -> list[str]:
     """A command that launches its server, with the stub as the engine."""
-    python, target = folder / "python", checkpoints.write(folder / "target", checkpoints.small_llama())
+    python, target = (
+        folder / "python",
+        checkpoints.write(folder / "target", checkpoints.small_llama()),
+    )
     told = {
         "python": shlex.quote(sys.executable),
         "driver": shlex.quote(str(DRIVER)),
@@ -219,7 +234,12 @@ def test_a_drain_is_proven_by_a_request_that_runs(
 ) -> None:
     """The server is stopped in the middle of an answer; where none lasts, nothing is said of how it drains."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    argv = [*launching(tmp_path, "verify", free_port, "--stub-step", 0.02), "--launch", "--format", "json"]
+    argv = [
+        *launching(tmp_path, "verify", free_port, "--stub-step", 0.02),
+        "--launch",
+        "--format",
+        "json",
+    ]
     out = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
     checks = {c["name"]: (c["status"], c["message"]) for c in json.loads(out.stdout)["checks"]}
     assert checks["drain"] == ("PASS", "a running request finished, then the server ended")

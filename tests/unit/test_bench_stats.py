@@ -13,7 +13,16 @@ from specserve.app.arm import ArmSpec, foreign_tokens, require_side_by_side
 from specserve.app.bench import fresh, gpus_of
 from specserve.bench import advice, breakeven, judge, report, stats, workload
 from specserve.bench.plan import Plan, legs
-from specserve.bench.result import Answers, Arm, Block, Check, Result, Sample, Speculation, differences
+from specserve.bench.result import (
+    Answers,
+    Arm,
+    Block,
+    Check,
+    Result,
+    Sample,
+    Speculation,
+    differences,
+)
 from specserve.bench.workload import Request, Workload
 from specserve.config.load import load
 from specserve.engine.http import metrics
@@ -41,7 +50,13 @@ def simulate(
         for prompt, tpot in base.items():
             seconds = tpot * slow * rng.lognormvariate(0, 0.05) / (factor if arm == "on" else 1.0)
             samples.append(
-                Sample(prompt_id=prompt, ok=True, ttft_seconds=0.05, e2e_seconds=0.05 + 63 * seconds, output_tokens=64)
+                Sample(
+                    prompt_id=prompt,
+                    ok=True,
+                    ttft_seconds=0.05,
+                    e2e_seconds=0.05 + 63 * seconds,
+                    output_tokens=64,
+                )
             )
         for i in range(errors if arm == "on" else 0):
             samples[i] = Sample(prompt_id=f"p{i}", ok=False, error="boom")
@@ -54,7 +69,9 @@ def block(index: int, arm: str, samples: list[Sample], acceptance: float | None)
     drafts = tokens / (1 + 3 * acceptance) if acceptance is not None else 0
     spec = None
     if acceptance is not None:
-        spec = Speculation(drafts=drafts, draft_tokens=3 * drafts, accepted_tokens=3 * drafts * acceptance)
+        spec = Speculation(
+            drafts=drafts, draft_tokens=3 * drafts, accepted_tokens=3 * drafts * acceptance
+        )
     return Block(
         index=index,
         arm=arm,
@@ -108,12 +125,19 @@ def test_the_advice_is_a_line_for_the_config() -> None:
     (said,) = advice.conclusion(busy, judge.cells(busy))
     assert said.startswith("Turn it on for w from 4 concurrent requests on (1.")
     assert said.endswith("In the config: speculative_decoding.schedule: [[1, 3, 0], [4, 4096, 5]].")
-    mixed = result([*busy.blocks, *(b.model_copy(update={"concurrency": 1}) for b in simulate(1.5, repeat=2).blocks)])
+    mixed = result(
+        [
+            *busy.blocks,
+            *(b.model_copy(update={"concurrency": 1}) for b in simulate(1.5, repeat=2).blocks),
+        ]
+    )
     (said,) = advice.conclusion(mixed, judge.cells(mixed))
     assert said.startswith("No one limit for w: faster at 1 and 4 concurrent requests (1.")
     assert "slower at 2 (0." in said
     never = result(under_load)
-    assert advice.conclusion(never, judge.cells(never))[0].endswith("speculative_decoding.enabled: false.")
+    assert advice.conclusion(never, judge.cells(never))[0].endswith(
+        "speculative_decoding.enabled: false."
+    )
 
 
 def test_wrong_answers_are_never_advised() -> None:
@@ -123,7 +147,10 @@ def test_wrong_answers_are_never_advised() -> None:
     failed = Check(arm="on", name="structured", status="FAIL", message="asked for JSON, got 'x'")
     for update, said in (
         ({"answers": [wrong]}, "Do not turn it on for w: 9 of 9 answers are not the target's."),
-        ({"checks": [failed]}, "Do not turn it on: 'on' fails structured: asked for JSON, got 'x'."),
+        (
+            {"checks": [failed]},
+            "Do not turn it on: 'on' fails structured: asked for JSON, got 'x'.",
+        ),
     ):
         assert advice.conclusion(whole.model_copy(update=update), judge.cells(whole)) == [said]
     both = whole.model_copy(update={"checks": [failed, failed.model_copy(update={"arm": "off"})]})
@@ -134,7 +161,9 @@ def test_three_arms_are_two_comparisons() -> None:
     """The first arm is compared with each of the others, on its own pages of one report."""
     fast, slow = simulate(1.5), simulate(0.7, repeat=2)
     third = [b.model_copy(update={"arm": "eagle"}) for b in slow.blocks if b.arm == "on"]
-    whole = result([*fast.blocks, *third]).model_copy(update={"arms": [Arm(name=n) for n in ("off", "on", "eagle")]})
+    whole = result([*fast.blocks, *third]).model_copy(
+        update={"arms": [Arm(name=n) for n in ("off", "on", "eagle")]}
+    )
     first, second = judge.pairs(whole)
     assert [a.name for a in second.arms] == ["off", "eagle"]
     assert (verdict(first).verdict, verdict(second).speculative.arm) == ("faster", "eagle")
@@ -151,20 +180,33 @@ def test_a_worse_result_is_told() -> None:
     old, new = simulate(1.5, acceptance=0.7), simulate(1.5, acceptance=0.5)
     assert judge.drops(old, new, 0.1) == ["acceptance length of w at 4 fell from 3.10 to 2.50"]
     assert judge.drops(old, new, 0.2) == judge.drops(new, old, 0.1) == []
-    assert judge.drops(simulate(1.5), simulate(1.2), 0.1)[0].startswith("speedup of w at 4 fell from 1.")
+    assert judge.drops(simulate(1.5), simulate(1.2), 0.1)[0].startswith(
+        "speedup of w at 4 fell from 1."
+    )
 
 
 def test_what_cannot_be_compared_is_no_pass() -> None:
     """No cell in common, no sound verdict any more, or a third arm that fell: none of them passes for CI."""
     old = simulate(1.5)
     other = result([b.model_copy(update={"concurrency": 8}) for b in old.blocks])
-    assert judge.drops(old, other, 0.1) == ["no workload and concurrency was measured in both results"]
+    assert judge.drops(old, other, 0.1) == [
+        "no workload and concurrency was measured in both results"
+    ]
     (unsound,) = judge.drops(old, simulate(1.5, errors=4), 0.1)
     assert unsound.startswith("speedup of w at 4 was 1.")
     assert unsound.endswith("and is not known now")
     arms = [Arm(name=n) for n in ("off", "on", "eagle")]
     three = [
-        result([*old.blocks, *(b.model_copy(update={"arm": "eagle"}) for b in simulate(f).blocks if b.arm == "on")])
+        result(
+            [
+                *old.blocks,
+                *(
+                    b.model_copy(update={"arm": "eagle"})
+                    for b in simulate(f).blocks
+                    if b.arm == "on"
+                ),
+            ]
+        )
         for f in (1.5, 0.7)
     ]
     (fell,) = judge.drops(*(r.model_copy(update={"arms": arms}) for r in three), 0.1)
@@ -181,7 +223,9 @@ def test_what_cannot_be_compared_is_no_pass() -> None:
         (0.9, "001", True, False),
     ],
 )
-def test_arms_side_by_side_share_the_gpu(tmp_path: Path, share: float, devices: str, has_gpu: bool, fits: bool) -> None:
+def test_arms_side_by_side_share_the_gpu(
+    tmp_path: Path, share: float, devices: str, has_gpu: bool, fits: bool
+) -> None:
     """Two arms run together on one GPU only where their shares of its memory add up to at most one."""
     specs = []
     for device in devices:
@@ -224,13 +268,21 @@ def test_tokens_for_somebody_else_are_noticed() -> None:
     ("foreign", "said"),
     [
         ([0.0, 0.0, 0.0, 0.0], "nobody else used the server"),
-        ([None, 0.0, 300.0, 0.0], "In 1 of 4 blocks somebody else used the server: there it is unknown. In 1 of 4"),
+        (
+            [None, 0.0, 300.0, 0.0],
+            "In 1 of 4 blocks somebody else used the server: there it is unknown. In 1 of 4",
+        ),
         ([None] * 4, "In 4 of 4 blocks it is not known whether somebody else used the server."),
     ],
 )
-def test_who_used_the_server_is_said_as_far_as_it_is_known(foreign: list[float | None], said: str) -> None:
+def test_who_used_the_server_is_said_as_far_as_it_is_known(
+    foreign: list[float | None], said: str
+) -> None:
     """Counters that could not be read are no proof that the server was ours alone."""
-    blocks = [b.model_copy(update={"foreign_tokens": f}) for b, f in zip(simulate(1.5).blocks, foreign, strict=True)]
+    blocks = [
+        b.model_copy(update={"foreign_tokens": f})
+        for b, f in zip(simulate(1.5).blocks, foreign, strict=True)
+    ]
     (part,) = [p for p in report.document([result(blocks)]) if p.title == "Acceptance"]
     assert said in " ".join(part.text)
 
@@ -240,7 +292,9 @@ def test_a_later_first_token_is_said() -> None:
     whole = simulate(1.5)
     late = {"ttft_seconds": 0.07}
     blocks = [
-        b.model_copy(update={"samples": [s.model_copy(update=late) for s in b.samples]}) if b.arm == "on" else b
+        b.model_copy(update={"samples": [s.model_copy(update=late) for s in b.samples]})
+        if b.arm == "on"
+        else b
         for b in whole.blocks
     ]
     (said,) = advice.conclusion(whole, judge.cells(result(blocks)))
@@ -255,7 +309,9 @@ def test_equal_arms_are_rarely_told_apart() -> None:
 
 def test_no_difference_is_its_own_answer() -> None:
     """Equal arms on a quiet machine, repeated, are called equal, not undecided."""
-    assert verdict(simulate(1.0, repeat=3, prompts=64, block_noise=0.002)).verdict == "no difference"
+    assert (
+        verdict(simulate(1.0, repeat=3, prompts=64, block_noise=0.002)).verdict == "no difference"
+    )
 
 
 def test_a_noisy_machine_is_inconclusive() -> None:
@@ -272,7 +328,10 @@ def test_a_drifting_machine_is_unsound() -> None:
 
 def test_a_slow_steady_drift_cancels() -> None:
     """A B B A: a drift of some percent per block does not make one arm faster."""
-    assert verdict(simulate(1.0, drift=0.03, block_noise=0.001)).verdict in ("inconclusive", "no difference")
+    assert verdict(simulate(1.0, drift=0.03, block_noise=0.001)).verdict in (
+        "inconclusive",
+        "no difference",
+    )
 
 
 def test_failing_requests_are_unsound() -> None:
@@ -286,11 +345,17 @@ def test_answers_in_one_burst_are_unsound() -> None:
     """Behind a proxy that buffers, the time between tokens is nothing; that is said, and no drift is made of it."""
     whole = simulate(1.5)
     late = [
-        b.model_copy(update={"samples": [s.model_copy(update={"ttft_seconds": s.e2e_seconds}) for s in b.samples]})
+        b.model_copy(
+            update={
+                "samples": [s.model_copy(update={"ttft_seconds": s.e2e_seconds}) for s in b.samples]
+            }
+        )
         for b in whole.blocks[2:3]
     ]
     (warning,) = verdict(result([*whole.blocks[:2], *late, whole.blocks[3]])).warnings
-    assert warning.startswith("16 of 32 answers of 'on' came in one burst, so TPOT is not known: look for a proxy")
+    assert warning.startswith(
+        "16 of 32 answers of 'on' came in one burst, so TPOT is not known: look for a proxy"
+    )
 
 
 def test_a_short_answer_after_a_long_wait_is_no_burst() -> None:
@@ -299,7 +364,11 @@ def test_a_short_answer_after_a_long_wait_is_no_burst() -> None:
         b.model_copy(
             update={
                 "samples": [
-                    s.model_copy(update={n: (getattr(s, n) or 0) + 600 for n in ("ttft_seconds", "e2e_seconds")})
+                    s.model_copy(
+                        update={
+                            n: (getattr(s, n) or 0) + 600 for n in ("ttft_seconds", "e2e_seconds")
+                        }
+                    )
                     for s in b.samples
                 ]
             }
@@ -313,9 +382,13 @@ def test_a_replay_that_falls_behind_is_unsound() -> None:
     """Requests that were sent long after their recorded times met another load; the fix is said."""
     whole = simulate(1.5)
     late = [s.model_copy(update={"late_seconds": 2.5}) for s in whole.blocks[0].samples]
-    cell = verdict(result([whole.blocks[0].model_copy(update={"samples": late}), *whole.blocks[1:]]))
+    cell = verdict(
+        result([whole.blocks[0].model_copy(update={"samples": late}), *whole.blocks[1:]])
+    )
     (warning,) = cell.warnings
-    assert warning.startswith("16 of 16 replayed requests to 'off' were sent up to 2.5 s late: raise --concurrency")
+    assert warning.startswith(
+        "16 of 16 replayed requests to 'off' were sent up to 2.5 s late: raise --concurrency"
+    )
 
 
 def test_a_replay_is_measured_once_a_leg() -> None:
@@ -350,7 +423,12 @@ def test_absent_is_not_zero() -> None:
     """An arm that drafts nothing has no acceptance, and a one-token answer no TPOT."""
     cell = verdict(simulate(1.0, acceptance=None))
     assert cell.speculative.acceptance_rate is None
-    assert Sample(prompt_id="p", ok=True, ttft_seconds=0.1, e2e_seconds=0.1, output_tokens=1).tpot_seconds is None
+    assert (
+        Sample(
+            prompt_id="p", ok=True, ttft_seconds=0.1, e2e_seconds=0.1, output_tokens=1
+        ).tpot_seconds
+        is None
+    )
     assert stats.spread([]) is None
 
 
@@ -384,9 +462,16 @@ def test_only_the_same_benchmark_is_resumed(tmp_path: Path) -> None:
         chat = workload.pick(workload.builtin("chat"), 8, seed=seed)
         return fresh([arm], Plan(("on",), (chat,), (1,)))
 
-    then = Result.model_validate_json(again("speculative_decoding.schedule=[[1, 8, 5]]").model_dump_json())
-    assert differences(then, again("speculative_decoding.schedule=[[1, 8, 5]]", "server.port=9000")) == []
-    rows = differences(again(), again("speculative_decoding.num_speculative_tokens=7", url="http://b:1"))
+    then = Result.model_validate_json(
+        again("speculative_decoding.schedule=[[1, 8, 5]]").model_dump_json()
+    )
+    assert (
+        differences(then, again("speculative_decoding.schedule=[[1, 8, 5]]", "server.port=9000"))
+        == []
+    )
+    rows = differences(
+        again(), again("speculative_decoding.num_speculative_tokens=7", url="http://b:1")
+    )
     assert rows == [
         ("on: speculative_decoding.num_speculative_tokens", "then not set", "now 7"),
         ("on: url", "then None", "now http://b:1"),
@@ -414,7 +499,11 @@ def test_the_report_shows_the_gpu_where_there_was_one() -> None:
     whole = simulate(1.5)
     told = {"utilization_ratio": 0.5, "memory_used_bytes": 2.0 * 1024**3}
     blocks = [b.model_copy(update={"gpu": told}) for b in whole.blocks]
-    (part,) = [p for p in report.document([whole.model_copy(update={"blocks": blocks})]) if p.title == "GPU"]
+    (part,) = [
+        p
+        for p in report.document([whole.model_copy(update={"blocks": blocks})])
+        if p.title == "GPU"
+    ]
     assert part.table is not None
     assert part.table.rows[0] == ("w", "4", "off", "50.0 %", "-", "2.0 GiB")
     assert "GPU" not in [p.title for p in report.document([whole])]

@@ -40,7 +40,9 @@ class Formula(ThreadingHTTPServer):
         self.default_position0 = 0.4  # of a request that says nothing about sampling
         self.garbage: set[str] = set()  # kinds of drafted text that are garbage: greedy, sampled
         self.refuses_scores = self.short_context = False
-        self.near_ties = False  # drafted greedy text takes the second best where the two are nearly equal
+        self.near_ties = (
+            False  # drafted greedy text takes the second best where the two are nearly equal
+        )
         self.fails = False  # a sampled request with top_k kills the engine
         self.in_flight = self.widest = 0
         self.counters = dict.fromkeys(("drafts", "accepted", "finished"), 0.0)
@@ -64,7 +66,11 @@ class Formula(ThreadingHTTPServer):
                 made.append((self.best(prefix + made) + 1) % WORDS)
             else:
                 made.append(self.token(prefix + made, temperature))
-        if len(made) > 1 and self.drafts and (not self.drafts_only_forced or "allowed_token_ids" in body):
+        if (
+            len(made) > 1
+            and self.drafts
+            and (not self.drafts_only_forced or "allowed_token_ids" in body)
+        ):
             drafts = len(made) / 2
             self.counters["drafts"] += drafts
             rate = self.position0 if "temperature" in body else self.default_position0
@@ -77,7 +83,11 @@ class Formula(ThreadingHTTPServer):
         best = self.best(prefix)
         near = self.near_ties and token == (best + 1) % WORDS
         rows = {str(best): {"logprob": -0.1, "rank": 1}}
-        return rows if token == best else rows | {str(token): {"logprob": -0.2 if near else -9.0, "rank": 2}}
+        return (
+            rows
+            if token == best
+            else rows | {str(token): {"logprob": -0.2 if near else -9.0, "rank": 2}}
+        )
 
 
 class Answer(BaseHTTPRequestHandler):
@@ -96,12 +106,12 @@ class Answer(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         counters = self.server.counters
-        lines = [f'vllm:request_success_total{{engine="0",finished_reason="length"}} {counters["finished"]}']
+        lines = [
+            f'vllm:request_success_total{{engine="0",finished_reason="length"}} {counters["finished"]}'
+        ]
         if self.server.counts:
             lines.append(f'vllm:spec_decode_num_drafts_total{{engine="0"}} {counters["drafts"]}')
-            at_0 = (
-                f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",position="0"}} {counters["accepted"]}'
-            )
+            at_0 = f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",position="0"}} {counters["accepted"]}'
             lines.append(at_0)
         self.send(("\n".join(lines) + "\n").encode())
 
@@ -111,10 +121,17 @@ class Answer(BaseHTTPRequestHandler):
         chat = "messages" in body
         if chat and not server.has_template:
             return self.send(b'{"error": "no chat template"}', 400)
-        if server.short_context and isinstance(body.get("prompt"), str) and len(body["prompt"]) > 50:
+        if (
+            server.short_context
+            and isinstance(body.get("prompt"), str)
+            and len(body["prompt"]) > 50
+        ):
             return self.send(b'{"error": "maximum context length"}', 400)
         if server.refuses_scores and body.get("prompt_logprobs"):
-            return self.send(b'{"error": "Requested prompt logprobs of 1, which is greater than max allowed: 0"}', 400)
+            return self.send(
+                b'{"error": "Requested prompt logprobs of 1, which is greater than max allowed: 0"}',
+                400,
+            )
         if server.fails and body.get("top_k") and body["max_tokens"] > 1:
             return self.send(b'{"error": "EngineCore encountered an issue"}', 500)
         given = [3, 1, 4] if chat or isinstance(body["prompt"], str) else body["prompt"]
@@ -152,8 +169,12 @@ def engine() -> Iterator[Formula]:
 def settings(method: str | None = "draft_model", **sections) -> Settings:
     """Settings with this method."""
     draft = {"draft_model": {"path": "d"}} if method == "draft_model" else {}
-    spec = {"method": method, "enabled": method is not None} | sections.pop("speculative_decoding", {})
-    return Settings(models={"target_model": {"path": "t"}, **draft}, speculative_decoding=spec, **sections)
+    spec = {"method": method, "enabled": method is not None} | sections.pop(
+        "speculative_decoding", {}
+    )
+    return Settings(
+        models={"target_model": {"path": "t"}, **draft}, speculative_decoding=spec, **sections
+    )
 
 
 def check(engine: Formula, config: Settings | None = None) -> canary.CanaryResult:
@@ -165,7 +186,12 @@ def check(engine: Formula, config: Settings | None = None) -> canary.CanaryResul
 def test_right_engine_passes(engine):
     """Nothing differs from the server without drafts: ok, and position 0 is the counters'."""
     found = check(engine)
-    assert (found.verdict, found.reasons, found.position0_acceptance, found.drafts) == ("ok", (), 0.8, 32)
+    assert (found.verdict, found.reasons, found.position0_acceptance, found.drafts) == (
+        "ok",
+        (),
+        0.8,
+        32,
+    )
     assert found.default_position0_acceptance == pytest.approx(0.4)
 
 
@@ -276,7 +302,10 @@ def test_engine_that_lists_no_tokens_is_judged_by_signs(engine):
     engine.garbage = {"sampled"}
     found = check(engine)
     assert found.verdict == "corrupt"
-    assert found.reasons[0] == "acceptance at position 0 falls from 80.0 % in greedy text to 0.0 % in sampled text"
+    assert (
+        found.reasons[0]
+        == "acceptance at position 0 falls from 80.0 % in greedy text to 0.0 % in sampled text"
+    )
 
 
 def test_short_context_gets_a_short_text(engine):
@@ -363,9 +392,9 @@ def test_readiness_comes_back_when_the_next_comparison_is_right(engine, tmp_path
         for garbage, mismatch in ((set(), 0), ({"sampled"}, 1), (set(), 0)):
             engine.garbage = garbage
             end = time.monotonic() + 60
-            while watch.readings().get("specserve_output_mismatch") != mismatch or watch.probe("ready")["ok"] is bool(
-                mismatch
-            ):
+            while watch.readings().get("specserve_output_mismatch") != mismatch or watch.probe(
+                "ready"
+            )["ok"] is bool(mismatch):
                 assert time.monotonic() < end, watch.status()["comparison"]
                 time.sleep(0.02)
     finally:
@@ -376,7 +405,9 @@ def test_a_look_that_fails_is_not_the_last(engine, tmp_path, caplog):
     """A mistake in one look is in the log with its traceback, and the next look is taken."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    config = settings(sidecar={"port": port, "scrape_interval_seconds": 0.05}, server={"served_model_name": "m"})
+    config = settings(
+        sidecar={"port": port, "scrape_interval_seconds": 0.05}, server={"served_model_name": "m"}
+    )
     mistakes = iter(["first", "second"])
 
     def facts():
@@ -385,7 +416,10 @@ def test_a_look_that_fails_is_not_the_last(engine, tmp_path, caplog):
         return {}
 
     watch = Watch(
-        config, engine_url=f"http://127.0.0.1:{engine.server_address[1]}", state_dir=tmp_path, facts=facts
+        config,
+        engine_url=f"http://127.0.0.1:{engine.server_address[1]}",
+        state_dir=tmp_path,
+        facts=facts,
     ).start()
     try:
         end = time.monotonic() + 60

@@ -64,16 +64,28 @@ def test_version_names_engine_and_repairs(capsys):
             "config show ok.yaml --set server.port.x=1",
             "Error: --set server.port.x: 'server.port' is a mapping; must be a whole number",
         ),
-        ("config show ok.yaml --set SERVER.PORT=1", "Error: --set SERVER.PORT: unknown key 'SERVER'"),
-        ("config show ok.yaml --set server.port=2026-01-01", "'server.port' is '2026-01-01'; must be a whole number"),
+        (
+            "config show ok.yaml --set SERVER.PORT=1",
+            "Error: --set SERVER.PORT: unknown key 'SERVER'",
+        ),
+        (
+            "config show ok.yaml --set server.port=2026-01-01",
+            "'server.port' is '2026-01-01'; must be a whole number",
+        ),
         (
             "config show ok.yaml --set speculative_decoding.num_speculative_tokens=1e99",
             "'speculative_decoding.num_speculative_tokens' is '1e99'; must be a whole number",
         ),
         ("launch ok.yaml --ready-file folder", "File 'folder' is a directory"),
         ("bench ok.yaml --out binary", "Error: binary: File exists"),
-        ("bench ok.yaml --concurrency 0", "Error: --concurrency: '0' must be different whole numbers from 1"),
-        ("bench ok.yaml --url-baseline x --url-speculative y", "'x' is no URL; must be like http://127.0.0.1:8000"),
+        (
+            "bench ok.yaml --concurrency 0",
+            "Error: --concurrency: '0' must be different whole numbers from 1",
+        ),
+        (
+            "bench ok.yaml --url-baseline x --url-speculative y",
+            "'x' is no URL; must be like http://127.0.0.1:8000",
+        ),
         ("bench ok.yaml --trace broken.json", "Error: broken.json:1: is not JSON: "),
         ("bench ok.yaml --trace folder", "Error: folder: cannot be read: Is a directory"),
         ("report binary", "Error: binary: is no benchmark result of version 1"),
@@ -82,8 +94,14 @@ def test_version_names_engine_and_repairs(capsys):
         ("verify", "Error: verify: neither CONFIG nor --url is given; must have one"),
         ("verify --url http://127.0.0.1:99999", "'http://127.0.0.1:99999' is no URL"),
         ("verify --url http://[::1", "'http://[::1' is no URL"),
-        ("verify --url http://h --api-key-file binary", "Error: --api-key-file binary: is not UTF-8 text"),
-        ("verify --url http://h --api-key-file missing", "Error: missing: No such file or directory"),
+        (
+            "verify --url http://h --api-key-file binary",
+            "Error: --api-key-file binary: is not UTF-8 text",
+        ),
+        (
+            "verify --url http://h --api-key-file missing",
+            "Error: missing: No such file or directory",
+        ),
         ("alerts lint binary", "Error: binary: is not UTF-8 text; must be a Prometheus rule file"),
         ("alerts lint ok.yaml", "Error: ok.yaml: no 'groups'; a Prometheus rule file is needed"),
         ("nonsense", "Error: No such command 'nonsense'."),
@@ -103,7 +121,10 @@ def test_rule_files_of_another_shape(rules, here, capsys):
     (here / "rules.yaml").write_text(rules)
     code, _, err = typed("alerts lint rules.yaml", capsys)
     assert code == 2
-    assert err == "Error: rules.yaml: a group without a list of 'rules'; a Prometheus rule file is needed\n"
+    assert (
+        err
+        == "Error: rules.yaml: a group without a list of 'rules'; a Prometheus rule file is needed\n"
+    )
 
 
 def test_every_command_explains_itself(capsys):
@@ -134,7 +155,9 @@ def test_lists_of_commands_are_whole_at_80_columns(monkeypatch, capsys):
         assert "..." not in out.partition("Commands:")[2], out
 
 
-@pytest.mark.parametrize("line", ["--debug config show missing.yaml", "config show missing.yaml --debug"])
+@pytest.mark.parametrize(
+    "line", ["--debug config show missing.yaml", "config show missing.yaml --debug"]
+)
 def test_debug_adds_the_traceback_and_keeps_the_exit_code(line, here, capsys):
     """--debug may stand anywhere; the error and its code are the same as without."""
     code, _, err = typed(line, capsys)
@@ -150,7 +173,9 @@ def test_ctrl_c_inside_a_library_is_an_interruption(capsys):
     assert capsys.readouterr().err == "Interrupted.\n"
 
 
-@pytest.mark.parametrize("url", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/", "http://h:1/metrics"])
+@pytest.mark.parametrize(
+    "url", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/", "http://h:1/metrics"]
+)
 def test_a_url_for_clients_or_scrapers_is_the_servers(url):
     """What launch prints for clients (/v1) and what Prometheus scrapes (/metrics) name the same server."""
     assert http_url(None, None, url) == "http://h:1"
@@ -162,7 +187,10 @@ def test_verify_asks_nothing_more_where_nobody_answers(capsys):
     code, out, err = typed("verify --url http://127.0.0.1:1", capsys)
     assert code == 6
     assert [line.split()[0] for line in out.splitlines()] == ["FAIL", *["SKIP"] * 10]
-    assert out.splitlines()[0] == "FAIL  models       http://127.0.0.1:1/v1/models: no answer (Connection refused)"
+    assert (
+        out.splitlines()[0]
+        == "FAIL  models       http://127.0.0.1:1/v1/models: no answer (Connection refused)"
+    )
     assert err == "Error: verify: 1 of 11 checks failed; not fit to go live\n"
 
 
@@ -170,7 +198,12 @@ def test_a_dry_run_is_quoted_for_whoever_reads_it(here, capsys):
     """A path that a shell would take apart comes back whole from the line and from JSON."""
     path = '/m/it\'s $HOME "größe" #1'
     (here / "odd.yaml").write_text(
-        json.dumps({"models": {"target_model": {"path": path}}, "speculative_decoding": {"method": "ngram"}})
+        json.dumps(
+            {
+                "models": {"target_model": {"path": path}},
+                "speculative_decoding": {"method": "ngram"},
+            }
+        )
     )
     _, line, _ = typed("launch odd.yaml --dry-run", capsys)
     assert path in shlex.split(line)
@@ -233,7 +266,11 @@ def test_no_color_is_heeded_on_a_terminal(environ, colored, here, monkeypatch):
 def test_any_encoding_can_be_written_to(here):
     """Where stdout is Latin-1, JSON is escaped and text is readable, and neither is a bug of ours."""
     (here / "ł.yaml").write_text(CONFIG.replace("/m", "/ł"), encoding="utf-8")
-    for arguments in (["check", "ł.yaml"], ["check", "ł.yaml", "--format", "json"], ["config", "show", "ł.yaml"]):
+    for arguments in (
+        ["check", "ł.yaml"],
+        ["check", "ł.yaml", "--format", "json"],
+        ["config", "show", "ł.yaml"],
+    ):
         ended = subprocess.run(
             [sys.executable, "-m", "specserve", *arguments],
             env=os.environ | {"PYTHONIOENCODING": "latin-1"},
@@ -258,14 +295,19 @@ def test_show_as_json_tells_where_each_value_is_from(here, capsys):
     [
         ("[" * 100_000, "it is not JSON"),
         ('{"arms": [], "blocks": []}', "arms: List should have at least 1 item"),
-        ('{"arms": [{"kv_cache_tokens": NaN}]}', "it holds the number NaN; must be what was measured"),
+        (
+            '{"arms": [{"kv_cache_tokens": NaN}]}',
+            "it holds the number NaN; must be what was measured",
+        ),
         ('{"arms": [{"kv_cache_tokens": 1%s}]}' % ("0" * 400), "it holds the number 1000"),
         ('{"arms": [{"ready_seconds": [1e308]}]}', "it holds the number 1e308"),
     ],
 )
 def test_a_result_that_bench_did_not_write(text, reason, here, capsys):
     """Depth, sizes and numbers that no benchmark has are refused by report, with the reason."""
-    (here / "odd.json").write_text(text.replace("{", '{"specserve_version": "1", "created": "now", ', 1))
+    (here / "odd.json").write_text(
+        text.replace("{", '{"specserve_version": "1", "created": "now", ', 1)
+    )
     code, _, err = typed("report odd.json", capsys)
     assert code == 2
     assert err.startswith(f"Error: odd.json: is no benchmark result of version 1: {reason}")
@@ -277,11 +319,23 @@ def test_a_result_that_bench_did_not_write(text, reason, here, capsys):
         ("[1]", "is not a JSON object; must be one request"),
         ('{"messages": 3}', "'messages' is no list; must hold the turns of a chat"),
         ('{"conversations": 5}', "'conversations' is no list; must hold the turns of a chat"),
-        ('{"prompt": 3}', "has neither 'messages' nor 'prompt' nor 'conversations'; must have one of them"),
-        ('{"prompt": "x", "max_tokens": "many"}', "asks for 'many' tokens; must be a whole number from 1"),
+        (
+            '{"prompt": 3}',
+            "has neither 'messages' nor 'prompt' nor 'conversations'; must have one of them",
+        ),
+        (
+            '{"prompt": "x", "max_tokens": "many"}',
+            "asks for 'many' tokens; must be a whole number from 1",
+        ),
         ('{"prompt": "x", "max_tokens": 0}', "asks for 0 tokens; must be a whole number from 1"),
-        ('{"prompt": "x", "max_tokens": 1e400}', "asks for inf tokens; must be a whole number from 1"),
-        ('{"prompt": "x", "temperature": [1]}', "'temperature' is [1]; must be a number from 0 to 2"),
+        (
+            '{"prompt": "x", "max_tokens": 1e400}',
+            "asks for inf tokens; must be a whole number from 1",
+        ),
+        (
+            '{"prompt": "x", "temperature": [1]}',
+            "'temperature' is [1]; must be a number from 0 to 2",
+        ),
     ],
 )
 def test_bad_lines_of_a_trace_are_named(line, message, here, capsys):

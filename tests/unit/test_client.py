@@ -147,8 +147,15 @@ def test_a_connection_that_rested_is_not_used_again(server):
 
 def test_completion_says_what_came(server, client):
     """The request carries key, request id, model and sampling; the answer is read whole."""
-    choice = {"text": "a b", "finish_reason": "length", "token_ids": [5, 6], "prompt_token_ids": [1, 2]}
-    server.replies["/v1/completions"] = body(json.dumps({"choices": [choice], "usage": {"completion_tokens": 2}}))
+    choice = {
+        "text": "a b",
+        "finish_reason": "length",
+        "token_ids": [5, 6],
+        "prompt_token_ids": [1, 2],
+    }
+    server.replies["/v1/completions"] = body(
+        json.dumps({"choices": [choice], "usage": {"completion_tokens": 2}})
+    )
     found = client.complete([1, 2], max_tokens=2, temperature=0)
     assert found == Completion("a b", "length", 2, found.latency_seconds, (5, 6), (1, 2))
     path, headers, sent = server.seen[-1]
@@ -160,10 +167,18 @@ def test_completion_says_what_came(server, client):
 def test_chat_keeps_reasoning_and_reads_tokens_beside_the_choices(server, client):
     """A chat lists its prompt's tokens outside of the choices; thoughts are text too."""
     message = {"role": "assistant", "reasoning": "hm ", "content": "yes"}
-    answer = {"prompt_token_ids": [9], "choices": [{"message": message, "finish_reason": "stop", "token_ids": [4]}]}
+    answer = {
+        "prompt_token_ids": [9],
+        "choices": [{"message": message, "finish_reason": "stop", "token_ids": [4]}],
+    }
     server.replies["/v1/chat/completions"] = body(json.dumps(answer))
     found = client.chat([{"role": "user", "content": "?"}])
-    assert (found.text, found.finish_reason, found.prompt_token_ids, found.token_ids) == ("hm yes", "stop", (9,), (4,))
+    assert (found.text, found.finish_reason, found.prompt_token_ids, found.token_ids) == (
+        "hm yes",
+        "stop",
+        (9,),
+        (4,),
+    )
     assert found.completion_tokens is None
 
 
@@ -187,15 +202,23 @@ def test_stream_times_the_first_text(server):
             "[DONE]",
         )
     )
-    server.replies["/v1/chat/completions"] = chunks(*(lines[i : i + 7] for i in range(0, len(lines), 7)))
+    server.replies["/v1/chat/completions"] = chunks(
+        *(lines[i : i + 7] for i in range(0, len(lines), 7))
+    )
     ticks = iter(range(1000))
-    client = EngineClient(server.url, model="llm", timeout_seconds=10_000, clock=lambda: float(next(ticks)))
+    client = EngineClient(
+        server.url, model="llm", timeout_seconds=10_000, clock=lambda: float(next(ticks))
+    )
     found = list(client.stream(messages=[{"role": "user", "content": "hi"}]))
     assert [c.text for c in found] == ["Hé", "llo", ""]
     assert (found[-1].finish_reason, found[-1].completion_tokens) == ("stop", 3)
     assert json.loads(server.seen[-1][2])["stream_options"] == {"include_usage": True}
     whole = collect(found)
-    assert (whole.text, whole.ttft_seconds, whole.latency_seconds) == ("Héllo", found[0].seconds, found[-1].seconds)
+    assert (whole.text, whole.ttft_seconds, whole.latency_seconds) == (
+        "Héllo",
+        found[0].seconds,
+        found[-1].seconds,
+    )
 
 
 def test_tpot_leaves_the_first_token_out():
@@ -208,7 +231,11 @@ def test_tpot_leaves_the_first_token_out():
 @pytest.mark.parametrize(
     ("reply", "error", "words"),
     [
-        (body('{"error": "overloaded"}', 503), EngineRefused, 'answered 503: {"error": "overloaded"}'),
+        (
+            body('{"error": "overloaded"}', 503),
+            EngineRefused,
+            'answered 503: {"error": "overloaded"}',
+        ),
         (body("", 401), EngineRefused, r"answered 401: \(empty body\)"),
         (body("<html>"), EngineRefused, "not an answer of the OpenAI API: <html>"),
         (body("[1]"), EngineRefused, r"not an answer of the OpenAI API: \[1\]"),
@@ -231,7 +258,11 @@ def test_bad_answers_are_one_of_two_errors(server, client, reply, error, words):
     [
         (events({"error": {"message": "died"}}), EngineRefused, "died"),
         (events("not json"), EngineRefused, "not json"),
-        (events({"choices": [{"text": "a"}]}), EngineUnreachable, "the stream ended before it was done"),
+        (
+            events({"choices": [{"text": "a"}]}),
+            EngineUnreachable,
+            "the stream ended before it was done",
+        ),
     ],
 )
 def test_broken_streams_are_errors(server, client, pieces, error, words):
@@ -313,7 +344,10 @@ def test_threads_share_one_client(server, client):
     """Eight threads at a time, each with its own connection, all served."""
     server.replies["/health"] = body("")
     found: list[bool] = []
-    threads = [threading.Thread(target=lambda: found.extend(client.health() for _ in range(5))) for _ in range(8)]
+    threads = [
+        threading.Thread(target=lambda: found.extend(client.health() for _ in range(5)))
+        for _ in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -36,7 +36,10 @@ from tests.virtual_engine import VirtualEngine
 
 SETTINGS = Settings.model_validate(
     {
-        "models": {"target_model": {"path": "/models/target-llm"}, "draft_model": {"path": "/models/draft-llm"}},
+        "models": {
+            "target_model": {"path": "/models/target-llm"},
+            "draft_model": {"path": "/models/draft-llm"},
+        },
         "speculative_decoding": {"num_speculative_tokens": 3},
     }
 )
@@ -55,7 +58,9 @@ def observed(
         engine.observe("ttft", 0.03)
         engine.observe("tpot", 0.012)
         text = engine.text(http={"2xx": 2 * i, "5xx": i // 20})
-        seen = observer.observe(5.0 * i, 1e9 + 5.0 * i, Scrape("ok", snapshot=parse(text, at_seconds=5.0 * i)))
+        seen = observer.observe(
+            5.0 * i, 1e9 + 5.0 * i, Scrape("ok", snapshot=parse(text, at_seconds=5.0 * i))
+        )
     return seen
 
 
@@ -149,18 +154,33 @@ def test_a_blind_sidecar_exports_no_old_numbers(result: str, state: str, conditi
 
 @pytest.mark.parametrize(
     ("age", "verdicts", "condition"),
-    [(45, (1, 1, 1), "progressing"), (46, (1, 1, 0), "blind"), (600, (1, 1, 0), "blind"), (601, (1, 0, 0), "blind")],
+    [
+        (45, (1, 1, 1), "progressing"),
+        (46, (1, 1, 0), "blind"),
+        (600, (1, 1, 0), "blind"),
+        (601, (1, 0, 0), "blind"),
+    ],
 )
 def test_verdicts_age(age: float, verdicts: tuple[int, int, int], condition: str) -> None:
     """A sidecar that stands still: not ready after three looks of 15 s, not alive after ten minutes; no old numbers."""
     seen = aged(observed(), age, 15)
     assert seen is not None
-    assert tuple(seen.readings[f"specserve_{name}"] for name in ("started", "live", "ready")) == verdicts
-    assert (seen.assessment.started.ok, seen.assessment.live.ok, seen.assessment.ready.ok) == verdicts
+    assert (
+        tuple(seen.readings[f"specserve_{name}"] for name in ("started", "live", "ready"))
+        == verdicts
+    )
+    assert (
+        seen.assessment.started.ok,
+        seen.assessment.live.ok,
+        seen.assessment.ready.ok,
+    ) == verdicts
     assert seen.assessment.condition == condition
     assert (RATE in seen.readings) is (condition != "blind")
     before = aged(None, age, 15)
-    assert before is None or (before.assessment.live.ok, before.assessment.ready.ok) == (age < 601, False)
+    assert before is None or (before.assessment.live.ok, before.assessment.ready.ok) == (
+        age < 601,
+        False,
+    )
 
 
 def test_a_read_that_fails_right_after_the_first_canary_keeps_what_is_known() -> None:
@@ -178,7 +198,9 @@ def test_what_the_start_up_canary_drafts_is_no_traffic() -> None:
 
     def read(at: float, state: str) -> dict[str, float]:
         snapshot = parse(engine.text(), at_seconds=at)
-        return observer.observe(at, at, Scrape("ok", snapshot=snapshot), Context(state=state)).readings
+        return observer.observe(
+            at, at, Scrape("ok", snapshot=snapshot), Context(state=state)
+        ).readings
 
     read(0, "starting")
     engine.work(drafts=100, rates=(1.0, 1.0, 1.0))
@@ -195,8 +217,12 @@ def test_one_rank_that_hangs_is_seen_among_many() -> None:
     for i in range(5):
         ranks[0].work(plain=10)
         text = "".join(rank.text(start=None) for rank in ranks)
-        seen = observer.observe(5.0 * i, 5.0 * i, Scrape("ok", snapshot=parse(text, at_seconds=5.0 * i))).readings
-    since = [seen.get(key("specserve_engine_seconds_since_progress", engine=str(i))) for i in range(3)]
+        seen = observer.observe(
+            5.0 * i, 5.0 * i, Scrape("ok", snapshot=parse(text, at_seconds=5.0 * i))
+        ).readings
+    since = [
+        seen.get(key("specserve_engine_seconds_since_progress", engine=str(i))) for i in range(3)
+    ]
     assert since == [0, 20, None]
 
 
@@ -266,14 +292,25 @@ def test_a_baseline_survives_a_restart_and_a_broken_file(tmp_path, caplog) -> No
     baseline.save(own, tmp_path / "taken")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["deep", "taken"]
     other = SETTINGS.model_copy(
-        update={"speculative_decoding": SETTINGS.speculative_decoding.model_copy(update={"num_speculative_tokens": 5})}
+        update={
+            "speculative_decoding": SETTINGS.speculative_decoding.model_copy(
+                update={"num_speculative_tokens": 5}
+            )
+        }
     )
     assert baseline.identity(SETTINGS) != baseline.identity(other)
 
 
 def profile(*cells: tuple[float, float, float, int]) -> speedup.Profile:
-    names = ("concurrency", "baseline_step_seconds", "speculative_step_seconds", "num_speculative_tokens")
-    return speedup.Profile.model_validate({"version": 1, "cells": [dict(zip(names, c, strict=True)) for c in cells]})
+    names = (
+        "concurrency",
+        "baseline_step_seconds",
+        "speculative_step_seconds",
+        "num_speculative_tokens",
+    )
+    return speedup.Profile.model_validate(
+        {"version": 1, "cells": [dict(zip(names, c, strict=True)) for c in cells]}
+    )
 
 
 @pytest.mark.parametrize(
@@ -297,10 +334,16 @@ def test_speedup_and_break_even_at_the_batch_size(
         key("specserve_acceptance_rate", window="5m"): 0.36,
     }
     seen = speedup.readings(profile((4, 0.010, 0.012, 5), (16, 0.010, 0.020, 5)), known, ["5m"])
-    assert seen.get("specserve_break_even_acceptance_rate") == (break_even and pytest.approx(break_even))
-    assert seen.get(key("specserve_estimated_speedup_ratio", window="5m")) == (speed and pytest.approx(speed))
+    assert seen.get("specserve_break_even_acceptance_rate") == (
+        break_even and pytest.approx(break_even)
+    )
+    assert seen.get(key("specserve_estimated_speedup_ratio", window="5m")) == (
+        speed and pytest.approx(speed)
+    )
     if break_even:
-        assert seen[key("specserve_break_even_margin", window="5m")] == pytest.approx(0.36 - break_even)
+        assert seen[key("specserve_break_even_margin", window="5m")] == pytest.approx(
+            0.36 - break_even
+        )
 
 
 def test_the_profile_of_the_benchmark_is_read() -> None:
@@ -309,9 +352,13 @@ def test_the_profile_of_the_benchmark_is_read() -> None:
 
     row = StepTimes(4, 0.010, 0.013, 5, 2.0)
     cell = {**vars(row), "break_even_acceptance": row.break_even_acceptance}
-    read = speedup.Profile.model_validate({"version": 1, "engine": {}, "created": "", "cells": [cell]})
+    read = speedup.Profile.model_validate(
+        {"version": 1, "engine": {}, "created": "", "cells": [cell]}
+    )
     seen = speedup.readings(read, {"specserve_requests_running": 4}, [])
-    assert seen == {"specserve_break_even_acceptance_rate": pytest.approx(row.break_even_acceptance)}
+    assert seen == {
+        "specserve_break_even_acceptance_rate": pytest.approx(row.break_even_acceptance)
+    }
 
 
 def test_without_a_profile_nothing_is_estimated() -> None:
@@ -321,7 +368,11 @@ def test_without_a_profile_nothing_is_estimated() -> None:
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("{", "not JSON"), ('{"version": 2, "cells": []}', "version"), ('{"version": 1, "cells": []}', "cells")],
+    [
+        ("{", "not JSON"),
+        ('{"version": 2, "cells": []}', "version"),
+        ('{"version": 1, "cells": []}', "cells"),
+    ],
 )
 def test_a_profile_that_is_none(tmp_path, text: str, says: str) -> None:
     """Each mistake is a config error with the file's name."""
@@ -401,7 +452,10 @@ def test_gpu_telemetry_of_the_devices_in_use() -> None:
     assert seen[key("specserve_gpu_power_watts", gpu="0")] == 54
     assert seen[key("specserve_gpu_power_ratio", gpu="0")] == 0.75
     assert seen[key("specserve_gpu_ecc_errors_total", gpu="0", type="uncorrected")] == 3
-    assert [seen[key("specserve_gpu_throttled", gpu="0", reason=r)] for r in ("power", "thermal", "hardware")] == [
+    assert [
+        seen[key("specserve_gpu_throttled", gpu="0", reason=r)]
+        for r in ("power", "thermal", "hardware")
+    ] == [
         1,
         1,
         0,
@@ -491,11 +545,18 @@ def answer(observation: Observation | None, **facts: object) -> dict:
 
 def test_status_tells_windows_verdicts_and_the_plan() -> None:
     """Windows by label, latencies by statistic, and where the engine's memory is not what was planned."""
-    gpu = {"kv_cache_tokens": 1000, "kv_cache_bytes": 100, "target_weights_bytes": 60, "draft_weights_bytes": 40}
+    gpu = {
+        "kv_cache_tokens": 1000,
+        "kv_cache_bytes": 100,
+        "target_weights_bytes": 60,
+        "draft_weights_bytes": 40,
+    }
     plan = {"gpus": [gpu], "max_concurrency": {"requests": 2.0}}
     said = EngineReport(kv_cache_tokens=800, available_kv_bytes=105)
     off = reconcile(plan, said).as_dict()
-    seen = answer(observed(), state="running", plan=plan, actual={"kv_cache_tokens": 800}, reconciliation=off)
+    seen = answer(
+        observed(), state="running", plan=plan, actual={"kv_cache_tokens": 800}, reconciliation=off
+    )
     assert seen["windows"]["5m"]["acceptance_rate"] == pytest.approx(0.6)
     assert seen["windows"]["5m"]["time_to_first_token_seconds"]["p50"] == pytest.approx(0.03)
     assert seen["ready"]["ok"]
@@ -542,6 +603,11 @@ def test_the_page_is_self_contained_and_escapes() -> None:
 
 def test_a_hole_in_what_is_known_is_a_hole_in_the_line() -> None:
     """Unknown is neither zero nor a straight line across."""
-    points = [Point(at, rate, *[None] * 7) for at, rate in ((0, 0.5), (15, 0.6), (30, None), (45, 0.7), (900, 0.8))]
+    points = [
+        Point(at, rate, *[None] * 7)
+        for at, rate in ((0, 0.5), (15, 0.6), (30, None), (45, 0.7), (900, 0.8))
+    ]
     assert runs(points, "acceptance_rate") == [[(0, 0.5), (15, 0.6)], [(45, 0.7)], [(900, 0.8)]]
-    assert "nothing known yet" in Chart("T", (("a", "a", "ttft_p50_seconds"),), str).html(points, 900)
+    assert "nothing known yet" in Chart("T", (("a", "a", "ttft_p50_seconds"),), str).html(
+        points, 900
+    )

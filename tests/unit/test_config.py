@@ -122,7 +122,9 @@ def test_a_variable_with_one_underscore_is_named(tmp_path: Path) -> None:
 def test_bad_environment_and_flags_name_themselves(tmp_path: Path) -> None:
     """An error from the environment or a flag points there, not into the file."""
     with pytest.raises(ConfigError) as caught:
-        load_text(tmp_path, NGRAM, "server.port=x", "nonsense", "engine.env={", SPECSERVE_SERVER__PROT="1")
+        load_text(
+            tmp_path, NGRAM, "server.port=x", "nonsense", "engine.env={", SPECSERVE_SERVER__PROT="1"
+        )
     assert [(p.where, p.message.split(";")[0]) for p in caught.value.problems] == [
         ("--set nonsense", "is not KEY=VALUE"),
         ("--set engine.env", "has a value that is not valid YAML"),
@@ -133,7 +135,10 @@ def test_bad_environment_and_flags_name_themselves(tmp_path: Path) -> None:
 
 def test_items_of_lists_are_set_by_number(tmp_path: Path) -> None:
     """As `config show` writes them, with dots, or in a variable's name; nested lists too; the source is told."""
-    text = NGRAM + "  schedule: [[1, 8, 4], [9, 64, 0]]\nalerts:\n  notify:\n    - {type: webhook, url: http://h}\n"
+    text = (
+        NGRAM
+        + "  schedule: [[1, 8, 4], [9, 64, 0]]\nalerts:\n  notify:\n    - {type: webhook, url: http://h}\n"
+    )
     loaded = load_text(
         tmp_path,
         text,
@@ -164,8 +169,14 @@ def test_an_item_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert [(p.where, p.message, p.fix) for p in problems] == [
         (f"--set {key}", message, "give the whole list as 'alerts.notify'")
         for key, message in [
-            ("alerts.notify[1].url", "'alerts.notify' is a list with item 0 alone; there is no '1' in it"),
-            ("alerts.notify.url", "'alerts.notify' is a list with item 0 alone; there is no 'url' in it"),
+            (
+                "alerts.notify[1].url",
+                "'alerts.notify' is a list with item 0 alone; there is no '1' in it",
+            ),
+            (
+                "alerts.notify.url",
+                "'alerts.notify' is a list with item 0 alone; there is no 'url' in it",
+            ),
         ]
     ]
 
@@ -190,7 +201,9 @@ def test_secrets_come_from_files_and_are_never_shown(tmp_path: Path) -> None:
 
 def test_secrets_in_the_engines_environment_are_known_by_their_names(tmp_path: Path) -> None:
     """A token in engine.env is masked where the config is shown and redacted in logs; other variables are not."""
-    loaded = load_text(tmp_path, NGRAM + "engine: {env: {HF_TOKEN: tops3cret, TOKENIZERS_PARALLELISM: 'false'}}\n")
+    loaded = load_text(
+        tmp_path, NGRAM + "engine: {env: {HF_TOKEN: tops3cret, TOKENIZERS_PARALLELISM: 'false'}}\n"
+    )
     shown = {r.key: r.value for r in rows(loaded)}
     assert shown["engine.env"] == {"HF_TOKEN": "***", "TOKENIZERS_PARALLELISM": "false"}
     assert loaded.secrets() == ("tops3cret",)
@@ -231,12 +244,30 @@ def test_an_empty_secret_is_no_secret(tmp_path: Path) -> None:
         ("$${KEY}", "${KEY}"),
         ("'quoted'", "quoted"),
         ('"@ b"', "@ b"),
-        *((text, text) for text in ("@b", "*b", "&b", "!b", "%b", "#b", "a: b", "a: b: c", "a #b", "0123", "- b")),
+        *(
+            (text, text)
+            for text in (
+                "@b",
+                "*b",
+                "&b",
+                "!b",
+                "%b",
+                "#b",
+                "a: b",
+                "a: b: c",
+                "a #b",
+                "0123",
+                "- b",
+            )
+        ),
     ],
 )
 def test_a_text_given_beside_the_file_is_that_text(tmp_path: Path, text: str, value: str) -> None:
     """Variables are replaced as in the file, quotes go, and what YAML reads otherwise or not at all is kept."""
-    for sets, environ in (((f"server.api_key={text}",), {}), ((), {"SPECSERVE_SERVER__API_KEY": f"{text}\n"})):
+    for sets, environ in (
+        ((f"server.api_key={text}",), {}),
+        ((), {"SPECSERVE_SERVER__API_KEY": f"{text}\n"}),
+    ):
         key = load_text(tmp_path, NGRAM, *sets, KEY="k-1", **environ).settings.server.api_key
         assert key is not None
         assert key.get_secret_value() == value
@@ -264,18 +295,26 @@ def test_names_of_the_users_keep_their_case(tmp_path: Path) -> None:
 
 def test_a_list_says_who_set_each_item(tmp_path: Path) -> None:
     """Keys of list items have their source, so a benchmark's record has them; webhook paths are masked in it."""
-    text = NGRAM + "alerts:\n  notify:\n    - type: webhook\n      url: https://me:pw@h:1/hook/s3cret?k=s3cret\n"
+    text = (
+        NGRAM
+        + "alerts:\n  notify:\n    - type: webhook\n      url: https://me:pw@h:1/hook/s3cret?k=s3cret\n"
+    )
     by_key = {r.key: r for r in rows(load_text(tmp_path, text))}
     assert by_key["alerts.notify[0].url"].source == f"{tmp_path / 'config.yaml'}:9"
     assert by_key["alerts.notify[0].url"].value == "https://***@h:1/***"
     assert by_key["alerts.notify[0].secret"].is_default
-    by_key = {r.key: r for r in rows(load_text(tmp_path, NGRAM, "alerts.notify=[{type: webhook, url: http://h}]"))}
+    by_key = {
+        r.key: r
+        for r in rows(load_text(tmp_path, NGRAM, "alerts.notify=[{type: webhook, url: http://h}]"))
+    }
     assert by_key["alerts.notify[0].url"].source == "--set alerts.notify"
 
 
 def test_addresses_and_paths_as_people_write_them(tmp_path: Path) -> None:
     """Brackets of IPv6 and the home folder's sign are resolved once, in the schema."""
-    found = load_text(tmp_path, NGRAM, "server.host='[::1]'", "models.target_model.path=~/m").settings
+    found = load_text(
+        tmp_path, NGRAM, "server.host='[::1]'", "models.target_model.path=~/m"
+    ).settings
     assert (found.server.host, found.base_url) == ("::1", "http://[::1]:8000")
     assert found.models.target_model.path == str(Path.home() / "m")
 
@@ -294,7 +333,10 @@ def test_addresses_and_paths_as_people_write_them(tmp_path: Path) -> None:
         ("engine.extra_args.x=.nan", "'engine.extra_args.x' is .nan; must be a finite number"),
         ("engine.env={A B: x}", "'A B' in 'engine.env' names no variable"),
         ('engine.env={A: "\\0"}', "'engine.env.A' has a NUL character"),
-        ("engine.max_model_len=5", "'num_speculative_tokens' is 5; must be less than engine.max_model_len (5)"),
+        (
+            "engine.max_model_len=5",
+            "'num_speculative_tokens' is 5; must be less than engine.max_model_len (5)",
+        ),
     ],
 )
 def test_values_that_no_engine_takes(tmp_path: Path, override: str, message: str) -> None:
@@ -307,7 +349,9 @@ def test_values_that_no_engine_takes(tmp_path: Path, override: str, message: str
 def test_a_secret_given_twice_is_refused(tmp_path: Path) -> None:
     """A secret and its file together are two truths."""
     (tmp_path / "key").write_text("k")
-    with pytest.raises(ConfigError, match=r"both 'server\.api_key' and 'server\.api_key_file' are set"):
+    with pytest.raises(
+        ConfigError, match=r"both 'server\.api_key' and 'server\.api_key_file' are set"
+    ):
         load_text(tmp_path, NGRAM + f"server:\n  api_key: abc\n  api_key_file: {tmp_path}/key\n")
 
 
@@ -324,7 +368,9 @@ def test_every_key_is_described() -> None:
     schema = Settings.model_json_schema()
     for name, section in [("Settings", schema), *schema["$defs"].items()]:
         for key, value in section.get("properties", {}).items():
-            described = schema["$defs"][value["$ref"].rsplit("/", 1)[-1]] if "$ref" in value else value
+            described = (
+                schema["$defs"][value["$ref"].rsplit("/", 1)[-1]] if "$ref" in value else value
+            )
             assert described.get("description"), f"{name}.{key}"
 
 
@@ -361,9 +407,25 @@ def settings_or_problems(path: Path) -> Settings | list[Problem]:
         return error.problems
 
 
-SECTION_KEYS = ["server", "models", "target_model", "draft_model", "path", "port", "engine", "env", "alerts", "notify"]
+SECTION_KEYS = [
+    "server",
+    "models",
+    "target_model",
+    "draft_model",
+    "path",
+    "port",
+    "engine",
+    "env",
+    "alerts",
+    "notify",
+]
 SCALARS = (
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(["${X}", "ngram"])
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["${X}", "ngram"])
 )
 VALUES = st.recursive(
     SCALARS,
@@ -375,17 +437,23 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(value=VALUES)
 def test_any_yaml_is_settings_or_an_error_with_a_place(tmp_path: Path, value: object) -> None:
     """Whatever a YAML file holds, the answer is Settings or a ConfigError whose problems have a place."""
     path = tmp_path / "any.yaml"
     path.write_text(yaml.safe_dump(value, allow_unicode=True), encoding="utf-8")
     outcome = settings_or_problems(path)
-    assert isinstance(outcome, Settings) or (outcome and all(p.where and p.message for p in outcome))
+    assert isinstance(outcome, Settings) or (
+        outcome and all(p.where and p.message for p in outcome)
+    )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(text=st.text(alphabet=st.sampled_from("ab:-[]{}&*!|>'\"%@`#,?\n\t 0~."), max_size=60))
 def test_any_text_is_settings_or_an_error_with_a_place(tmp_path: Path, text: str) -> None:
     """Text that is hardly YAML gives a ConfigError with a place, never another exception."""

@@ -12,7 +12,11 @@ import pytest
 from specserve import cli
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "helm/specserve/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "helm/specserve/README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 LINK = re.compile(r"\[[^\]]*\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 BLOCK = re.compile(r"^```\n(.*?)^```", re.M | re.S)
 COMMAND = re.compile(r"^(?:\$ )?(specserve [^#\n&]*)", re.M)
@@ -43,7 +47,9 @@ def test_commands_exist(page: Path) -> None:
         _, *words = shlex.split(line.replace("\\|", " "))
         command: click.Command = cli.program
         while words and isinstance(command, click.Group):
-            known = [command.commands[name] for name in words[0].split("|") if name in command.commands]
+            known = [
+                command.commands[name] for name in words[0].split("|") if name in command.commands
+            ]
             assert known, line
             command = known[0]
             words = words[1:]

@@ -40,7 +40,9 @@ def machine(tmp_path: Path) -> Machine:
 
 def on_cpu(machine: Machine, environ: dict[str, str] | None = None, **kwargs) -> EngineEnvironment:
     """Prepared for a CPU engine."""
-    return prepare(kwargs.pop("settings", settings()), environ or {}, cpu=True, machine=machine, **kwargs)
+    return prepare(
+        kwargs.pop("settings", settings()), environ or {}, cpu=True, machine=machine, **kwargs
+    )
 
 
 def test_cpu_engine_gets_preload_memory_and_repairs(machine):
@@ -93,12 +95,20 @@ def test_path_with_a_space_cannot_be_preloaded(machine):
 @pytest.mark.parametrize("place", ["environ", "engine.env"])
 @pytest.mark.parametrize(
     "name",
-    ["LD_PRELOAD", "VLLM_CPU_KVCACHE_SPACE", "VLLM_NO_USAGE_STATS", "HF_HUB_OFFLINE", "VLLM_CPU_OMP_THREADS_BIND"],
+    [
+        "LD_PRELOAD",
+        "VLLM_CPU_KVCACHE_SPACE",
+        "VLLM_NO_USAGE_STATS",
+        "HF_HUB_OFFLINE",
+        "VLLM_CPU_OMP_THREADS_BIND",
+    ],
 )
 def test_values_of_the_user_stay(machine, tmp_path, name, place):
     """Whether from the environment or from engine.env, a value of the user's reaches the engine as it is."""
     local = {"target_model": {"path": str(tmp_path)}}
-    config = settings(models=local, **({"engine": {"env": {name: "theirs"}}} if place == "engine.env" else {}))
+    config = settings(
+        models=local, **({"engine": {"env": {name: "theirs"}}} if place == "engine.env" else {})
+    )
     environ = {name: "theirs"} if place == "environ" else {}
     assert on_cpu(machine, environ, settings=config).over(environ)[name] == "theirs"
 
@@ -119,13 +129,16 @@ def test_offline_only_when_all_models_are_folders(machine, tmp_path):
 
     assert offline(models={"target_model": folder, "draft_model": folder})
     assert not offline(models={"target_model": folder, "draft_model": {"path": "org/draft"}})
-    assert not offline(models={"target_model": folder}, engine={"extra_args": {"tokenizer": "org/tokenizer"}})
+    assert not offline(
+        models={"target_model": folder}, engine={"extra_args": {"tokenizer": "org/tokenizer"}}
+    )
 
 
 def test_secrets_go_through_the_environment(machine):
     """API key and Hub token, under the names that vLLM and the Hub's client read."""
     config = settings(
-        server={"api_key": "k3y"}, models={"target_model": {"path": "org/target"}, "hub_token": "hf_token"}
+        server={"api_key": "k3y"},
+        models={"target_model": {"path": "org/target"}, "hub_token": "hf_token"},
     )
     found = on_cpu(machine, {"HF_TOKEN": "other"}, settings=config).env
     assert (found["VLLM_API_KEY"], found["HF_TOKEN"]) == ("k3y", "hf_token")
@@ -160,16 +173,24 @@ def test_plugin_that_is_left_out_is_said(machine):
 
 def test_key_that_only_the_engine_knows_is_refused(machine):
     """The engine would ask for a key that specserve's own checks do not send."""
-    with pytest.raises(ConfigError, match=r"environment VLLM_API_KEY: is set but server.api_key is not"):
+    with pytest.raises(
+        ConfigError, match=r"environment VLLM_API_KEY: is set but server.api_key is not"
+    ):
         on_cpu(machine, {"VLLM_API_KEY": "k"})
     for ours in (None, "other"):
         theirs = settings(server={"api_key": ours}, engine={"env": {"VLLM_API_KEY": "k"}})
-        with pytest.raises(ConfigError, match=r"engine.env.VLLM_API_KEY: is not what server.api_key is"):
+        with pytest.raises(
+            ConfigError, match=r"engine.env.VLLM_API_KEY: is not what server.api_key is"
+        ):
             on_cpu(machine, settings=theirs)
-    on_cpu(machine, settings=settings(server={"api_key": "k"}, engine={"env": {"VLLM_API_KEY": "k"}}))
+    on_cpu(
+        machine, settings=settings(server={"api_key": "k"}, engine={"env": {"VLLM_API_KEY": "k"}})
+    )
 
 
-@pytest.mark.parametrize(("free_gib", "space", "said"), [(5, "1", True), (2, "1", True), (12, "3", False)])
+@pytest.mark.parametrize(
+    ("free_gib", "space", "said"), [(5, "1", True), (2, "1", True), (12, "3", False)]
+)
 def test_kv_space_is_at_least_one_gib(machine, free_gib, space, said):
     """vLLM counts whole GiB; where less than one is sensible, the least is taken and said."""
     (machine.root / "proc/meminfo").write_text(f"MemAvailable: {free_gib * GIB // 1024} kB\n")
@@ -198,8 +219,20 @@ def test_workers_share_the_memory(machine):
             6,
         ),
         ({"memory.max": "max\n", "memory.current": f"{3 * GIB}\n"}, 34),
-        ({"memory/memory.limit_in_bytes": f"{4 * GIB}\n", "memory/memory.usage_in_bytes": f"{GIB}\n"}, 3),
-        ({"memory/memory.limit_in_bytes": "9223372036854771712\n", "memory/memory.usage_in_bytes": "1\n"}, 34),
+        (
+            {
+                "memory/memory.limit_in_bytes": f"{4 * GIB}\n",
+                "memory/memory.usage_in_bytes": f"{GIB}\n",
+            },
+            3,
+        ),
+        (
+            {
+                "memory/memory.limit_in_bytes": "9223372036854771712\n",
+                "memory/memory.usage_in_bytes": "1\n",
+            },
+            34,
+        ),
         ({"memory.max": f"{2 * GIB}\n", "memory.current": f"{3 * GIB}\n"}, 0),
     ],
 )

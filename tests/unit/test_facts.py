@@ -101,10 +101,26 @@ def test_dangling_link_is_a_missing_file(tmp_path: Path) -> None:
         ({"x": {"dtype": "Q5", "shape": [1], "data_offsets": [0, 1]}}, b"0", "unknown dtype 'Q5'"),
         ({"x": {"dtype": "I8", "shape": [-1], "data_offsets": [0, 1]}}, b"0", "no valid shape"),
         ({"x": {"dtype": "I8", "shape": [True], "data_offsets": [0, 1]}}, b"0", "no valid shape"),
-        ({"x": {"dtype": "I8", "shape": [1], "data_offsets": [1, 0]}}, b"0", "no valid data offsets"),
-        ({"x": {"dtype": "I8", "shape": [2], "data_offsets": [0, 2]}}, b"0", "ends 1 bytes behind the end"),
-        ({"x": {"dtype": "F16", "shape": [1], "data_offsets": [0, 1]}}, b"0", "does not fill its 1 bytes"),
-        ({"x": {"dtype": "I8", "shape": [1 << 40, 1 << 40], "data_offsets": [0, 1]}}, b"0", "absurd shape"),
+        (
+            {"x": {"dtype": "I8", "shape": [1], "data_offsets": [1, 0]}},
+            b"0",
+            "no valid data offsets",
+        ),
+        (
+            {"x": {"dtype": "I8", "shape": [2], "data_offsets": [0, 2]}},
+            b"0",
+            "ends 1 bytes behind the end",
+        ),
+        (
+            {"x": {"dtype": "F16", "shape": [1], "data_offsets": [0, 1]}},
+            b"0",
+            "does not fill its 1 bytes",
+        ),
+        (
+            {"x": {"dtype": "I8", "shape": [1 << 40, 1 << 40], "data_offsets": [0, 1]}},
+            b"0",
+            "absurd shape",
+        ),
         (
             {
                 "x": {"dtype": "I8", "shape": [2], "data_offsets": [0, 2]},
@@ -137,8 +153,12 @@ def test_header_length_is_checked_before_it_is_read(tmp_path: Path) -> None:
 def test_a_file_of_very_many_tensors_is_read(tmp_path: Path) -> None:
     """A mixture of experts in one file: 150,000 tensors make a header of more than 16 MiB."""
     entry = {"dtype": "BF16", "shape": [64, 64]}
-    names = [f"model.layers.{i // 384}.mlp.experts.{i % 384}.gate_proj.weight" for i in range(150_000)]
-    header = {name: entry | {"data_offsets": [i * 8192, (i + 1) * 8192]} for i, name in enumerate(names)}
+    names = [
+        f"model.layers.{i // 384}.mlp.experts.{i % 384}.gate_proj.weight" for i in range(150_000)
+    ]
+    header = {
+        name: entry | {"data_offsets": [i * 8192, (i + 1) * 8192]} for i, name in enumerate(names)
+    }
     folder = raw(tmp_path / "m", header)
     path = folder / "model.safetensors"
     assert path.stat().st_size > 16 * 1024**2
@@ -156,7 +176,9 @@ def test_100_mb_of_json_is_refused_unread(tmp_path: Path) -> None:
     with (tmp_path / "m" / "config.json").open("wb") as f:
         f.truncate(100 * 1024**2)
     assert MAX_CONFIG_BYTES == 4 * 1024**2
-    assert "has 100 MiB; more than 4 MiB is not read" in refusal(tmp_path / "m")["checkpoint-corrupt"]
+    assert (
+        "has 100 MiB; more than 4 MiB is not read" in refusal(tmp_path / "m")["checkpoint-corrupt"]
+    )
 
 
 def test_everything_wrong_is_said_at_once(tmp_path: Path) -> None:
@@ -170,7 +192,9 @@ def test_everything_wrong_is_said_at_once(tmp_path: Path) -> None:
     assert len(caught.value.problems) == 3
 
 
-@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../x", "..", "a\\b", "", "sub/x.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["../x", "/etc/passwd", "a/../../x", "..", "a\\b", "", "sub/x.safetensors"]
+)
 def test_index_stays_in_its_folder(tmp_path: Path, name: str) -> None:
     """Names in an index are plain file names or nothing is read."""
     make.write(tmp_path / "m", make.llama(), shards=2)
@@ -210,7 +234,9 @@ def test_what_to_write_instead_of_a_path_that_is_none(path: str, fix: str) -> No
 def test_text_config_is_found_where_it_is_nested() -> None:
     """Multimodal configs keep the language model's numbers one or two levels down."""
     assert ModelFacts("x", {"text_config": {"vocab_size": 5}}).text_config == {"vocab_size": 5}
-    assert ModelFacts("x", {"thinker_config": {"text_config": {"vocab_size": 6}}}).text_config == {"vocab_size": 6}
+    assert ModelFacts("x", {"thinker_config": {"text_config": {"vocab_size": 6}}}).text_config == {
+        "vocab_size": 6
+    }
     assert ModelFacts("x", {"vocab_size": 7}).text_config == {"vocab_size": 7}
 
 
@@ -229,6 +255,9 @@ def test_no_torch_and_no_hub_for_a_folder(tmp_path: Path) -> None:
         "print([m for m in ('torch', 'transformers', 'vllm', 'tokenizers', 'huggingface_hub') if m in sys.modules])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "m")], capture_output=True, text=True, check=True
+        [sys.executable, "-c", program, str(tmp_path / "m")],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.strip() == "[]"

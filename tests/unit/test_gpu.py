@@ -11,7 +11,15 @@ from specserve.units import GIB
 
 @pytest.mark.parametrize(
     ("selection", "indices"),
-    [(None, [0, 1, 2]), ("1", [1]), ("2,0", [2, 0]), ("", []), ("0,7,1", [0]), ("GPU-1", [1]), ("-1", [])],
+    [
+        (None, [0, 1, 2]),
+        ("1", [1]),
+        ("2,0", [2, 0]),
+        ("", []),
+        ("0,7,1", [0]),
+        ("GPU-1", [1]),
+        ("-1", []),
+    ],
 )
 def test_visible_devices(selection: str | None, indices: list[int]) -> None:
     """CUDA_VISIBLE_DEVICES takes numbers or UUIDs and ends at the first entry that names nothing."""

@@ -30,13 +30,21 @@ def facts(path: Path, checkpoint: Checkpoint) -> ModelFacts:
         (lambda: make.speculators(make.eagle3(), verifier="x"), "eagle3"),
         (lambda: make.speculators(make.eagle3(), verifier="x", kind="peagle"), "eagle3"),
         (make.medusa, "medusa"),
-        (lambda: Checkpoint({"medusa_num_heads": 3}, {"0.0.linear.weight": ("F16", (8, 8))}), "medusa"),
+        (
+            lambda: Checkpoint({"medusa_num_heads": 3}, {"0.0.linear.weight": ("F16", (8, 8))}),
+            "medusa",
+        ),
         (make.mlp_speculator, "mlp_speculator"),
         (make.dflash, "dflash"),
         (make.with_mtp, "draft_model"),
         (lambda: Checkpoint({"model_type": "gemma4_assistant"}), "mtp"),
         (lambda: Checkpoint({"architectures": ["Qwen3DSparkModel"]}), "dspark"),
-        (lambda: Checkpoint({"architectures": ["GPT2LMHeadModel"]}, {"h.0.mlp.weight": ("F16", (1,))}), "draft_model"),
+        (
+            lambda: Checkpoint(
+                {"architectures": ["GPT2LMHeadModel"]}, {"h.0.mlp.weight": ("F16", (1,))}
+            ),
+            "draft_model",
+        ),
         (lambda: Checkpoint({}), None),
     ],
 )
@@ -49,7 +57,10 @@ def test_kind(tmp_path: Path, checkpoint: Callable[[], Checkpoint], kind: str | 
     ("method", "head"),
     [
         ("eagle", make.eagle()),
-        ("eagle", Checkpoint({"model_type": "eagle", "model": make.eagle().config}, make.eagle().tensors)),
+        (
+            "eagle",
+            Checkpoint({"model_type": "eagle", "model": make.eagle().config}, make.eagle().tensors),
+        ),
         ("eagle3", make.eagle3()),
         ("eagle3", make.eagle3(draft_vocab_size=320)),
         ("eagle3", make.eagle3(embed=True, hidden_size=32)),

@@ -50,7 +50,11 @@ def read(url: str, cache: Path, *requests: dict[str, Any], **environ: str) -> li
     """Read in a process of its own: the Hub client takes its settings from the environment when it is imported."""
     env = {"PATH": os.environ["PATH"], "HF_HOME": str(cache), "HF_ENDPOINT": url, **environ}
     done = subprocess.run(
-        [sys.executable, "-c", READ, json.dumps(requests)], env=env, capture_output=True, text=True, check=False
+        [sys.executable, "-c", READ, json.dumps(requests)],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     answers: list[dict[str, Any]] = json.loads(done.stdout)
@@ -133,6 +137,11 @@ for revision in (None, sys.argv[1]):
     print([(f.code, f.fix) for f in preflight.pair_findings(settings, target, None).findings])
 """
     env = {"PATH": os.environ["PATH"], "HF_HOME": str(tmp_path), "HF_ENDPOINT": hub.url}
-    done = subprocess.run([sys.executable, "-c", program, COMMIT], env=env, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program, COMMIT], env=env, capture_output=True, text=True, check=True
+    )
     fix = f"set models.target_model.revision: {COMMIT}"
-    assert done.stdout.splitlines() == [str([("revision-unpinned", fix), ("remote-code-unpinned", fix)]), "[]"]
+    assert done.stdout.splitlines() == [
+        str([("revision-unpinned", fix), ("remote-code-unpinned", fix)]),
+        "[]",
+    ]

@@ -40,7 +40,9 @@ def model(tmp_path: Path) -> ModelFacts:
 
 def verdict(manifest: integrity.Manifest, model: ModelFacts) -> list[tuple[str, str]]:
     """Place and sentence of each difference."""
-    return [(f.where, f.message) for f in integrity.verify(manifest, {"target_model": model}, quiet)]
+    return [
+        (f.where, f.message) for f in integrity.verify(manifest, {"target_model": model}, quiet)
+    ]
 
 
 def test_lock_and_verify(model: ModelFacts, tmp_path: Path) -> None:
@@ -73,11 +75,16 @@ def test_each_difference_is_named(model: ModelFacts) -> None:
     assert len(found) == 4
 
 
-def test_the_lock_beside_a_config_is_compared_without_hashing(model: ModelFacts, tmp_path: Path) -> None:
+def test_the_lock_beside_a_config_is_compared_without_hashing(
+    model: ModelFacts, tmp_path: Path
+) -> None:
     """Names, sizes and commit are; a changed byte is not seen, and that hashes were left out is said."""
 
     def found(facts: ModelFacts) -> list[tuple[str, str]]:
-        return [(f.code, f.severity) for f in integrity.against_lock(tmp_path / "c.yaml", {"target_model": facts})]
+        return [
+            (f.code, f.severity)
+            for f in integrity.against_lock(tmp_path / "c.yaml", {"target_model": facts})
+        ]
 
     assert found(model) == []
     assert model.folder is not None
@@ -130,8 +137,15 @@ def test_single_hash_is_of_the_weights(model: ModelFacts) -> None:
     """``sha256: <hash>`` means the one weights file; upper case and the prefix are fine."""
     assert model.folder is not None
     digest = hashlib.sha256((model.folder / "model.safetensors").read_bytes()).hexdigest()
-    assert list(integrity.check(model, "sha256:" + digest.upper().lower(), "models.target_model", quiet)) == []
-    assert [f.code for f in integrity.check(model, "0" * 64, "models.target_model", quiet)] == ["sha256-mismatch"]
+    assert (
+        list(
+            integrity.check(model, "sha256:" + digest.upper().lower(), "models.target_model", quiet)
+        )
+        == []
+    )
+    assert [f.code for f in integrity.check(model, "0" * 64, "models.target_model", quiet)] == [
+        "sha256-mismatch"
+    ]
 
 
 def test_copy_from_a_place(tmp_path: Path) -> None:
@@ -149,7 +163,9 @@ def test_copy_from_a_place(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="evicted"):
         pull.from_place(url, store=store, progress=stop)
     (half,) = store.rglob(".partial-model.safetensors")
-    half.write_bytes(whole[: 1 << 20] + bytes(64 << 20))  # what a machine may leave that died before a sync
+    half.write_bytes(
+        whole[: 1 << 20] + bytes(64 << 20)
+    )  # what a machine may leave that died before a sync
     copied: list[int] = []
     final = pull.from_place(url, store=store, progress=lambda _name, n: copied.append(n))
     assert (final, sum(copied)) == (pull.destination(store, url, None), 64 << 20)
@@ -175,9 +191,14 @@ def test_several_pull_into_one_folder(tmp_path: Path) -> None:
     for n in range(4):
         (source / f"model-{n}.safetensors").write_bytes(os.urandom(9 << 20))
     with ThreadPoolExecutor(4) as pods:
-        pulls = [pods.submit(pull.from_place, f"file://{source}", store=store, progress=quiet) for _ in range(4)]
+        pulls = [
+            pods.submit(pull.from_place, f"file://{source}", store=store, progress=quiet)
+            for _ in range(4)
+        ]
         (final,) = {done.result() for done in pulls}
-    assert [p.read_bytes() for p in sorted(final.iterdir())] == [p.read_bytes() for p in sorted(source.iterdir())]
+    assert [p.read_bytes() for p in sorted(final.iterdir())] == [
+        p.read_bytes() for p in sorted(source.iterdir())
+    ]
     assert list(store.iterdir()) == [final]
 
 
@@ -212,7 +233,10 @@ def test_commands(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = typed("lock")
     assert (code, err) == (0, "")
     assert out == f"{config.with_suffix('.lock.json')}: 8 files of 2 models\n"
-    assert set(json.loads(config.with_suffix(".lock.json").read_text())["models"]) == {"target_model", "draft_model"}
+    assert set(json.loads(config.with_suffix(".lock.json").read_text())["models"]) == {
+        "target_model",
+        "draft_model",
+    }
     assert typed("verify")[0] == 0
     weights = config.parent / "draft" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
@@ -241,7 +265,9 @@ def test_pull_from_the_hub(hub: str, tmp_path: Path) -> None:
     environ = {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path / "cache")}
     final = tmp_path / "store" / f"org--model@{COMMIT[:12]}"
     with ThreadPoolExecutor(2) as pods:
-        first, other = pods.map(lambda _: specserve("models", "pull", str(path), **environ), range(2))
+        first, other = pods.map(
+            lambda _: specserve("models", "pull", str(path), **environ), range(2)
+        )
     assert (first.returncode, other.returncode) == (0, 0), first.stderr + other.stderr
     assert first.stdout.splitlines()[-1] == f"set models.target_model.path: {final}"
     assert [p.name for p in final.parent.iterdir()] == [final.name]
@@ -253,7 +279,9 @@ def test_pull_from_the_hub(hub: str, tmp_path: Path) -> None:
 def test_what_was_pulled_is_found_offline(hub: str, tmp_path: Path, pinned: str) -> None:
     """An engine without a network finds the model in the Hub cache, by its branch as by its commit."""
     path = tmp_path / "pair.yaml"
-    path.write_text(f"models: {{target_model: {{path: org/model{pinned}}}}}\nspeculative_decoding: {{method: ngram}}\n")
+    path.write_text(
+        f"models: {{target_model: {{path: org/model{pinned}}}}}\nspeculative_decoding: {{method: ngram}}\n"
+    )
     environ = {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path / "cache")}
     pulled = specserve("models", "pull", str(path), **environ)
     assert pulled.returncode == 0, pulled.stderr
@@ -269,6 +297,8 @@ def test_a_branch_that_moved_is_not_taken_for_what_was_checked(hub: str, tmp_pat
         "try:\n    to_cache('org/model', commit='0' * 40, **to)\nexcept ConfigError as error:\n    sys.exit(str(error))"
     )
     environ = os.environ | {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path / "cache")}
-    out = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
+    out = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False
+    )
     assert out.stdout.strip() == COMMIT, out.stderr
     assert f"org/model: main moved from {'0' * 40} to {COMMIT} during the download" in out.stderr

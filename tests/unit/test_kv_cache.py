@@ -37,10 +37,16 @@ def shape(config: dict[str, Any], *, version: str = "0.32.0", method: str | None
     body: dict[str, Any] = {
         "models": {"target_model": {"path": "t", "tensor_parallel_size": tp}},
         "engine": {"max_model_len": length, **engine},
-        "speculative_decoding": {"enabled": method is not None, "method": method, "num_speculative_tokens": k},
+        "speculative_decoding": {
+            "enabled": method is not None,
+            "method": method,
+            "num_speculative_tokens": k,
+        },
     }
     settings, facts = Settings.model_validate(body), ModelFacts("t", config)
-    return shapes.resolve(settings, facts, backend="gpu", engine_version=version, gpu_bytes=79 * 2**30)
+    return shapes.resolve(
+        settings, facts, backend="gpu", engine_version=version, gpu_bytes=79 * 2**30
+    )
 
 
 def arrange(config: dict[str, Any], made: Shape, draft: dict[str, Any] | None = None) -> CachePlan:
@@ -85,7 +91,10 @@ def test_cache_types(kv_dtype: str, per_layer: int) -> None:
 
 def test_calibrated_checkpoints_turn_the_fp8_cache_on() -> None:
     """With kv_cache_dtype auto, a checkpoint that brings an fp8 scheme halves the cache."""
-    scheme = {"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}
+    scheme = {
+        "quant_method": "compressed-tensors",
+        "kv_cache_scheme": {"num_bits": 8, "type": "float"},
+    }
     assert token_bytes({**LLAMA, "quantization_config": scheme}) == 65536
 
 
@@ -119,8 +128,12 @@ def test_windows_and_full_layers_share_one_pool() -> None:
 
 def test_in_flight_tokens_count_twice_since_0_26() -> None:
     """With async scheduling a window also keeps the tokens of two batches in flight."""
-    old = arrange(GEMMA3, shape(GEMMA3, version="0.25.0", length=131072, max_num_batched_tokens=2048))
-    new = arrange(GEMMA3, shape(GEMMA3, version="0.26.0", length=131072, max_num_batched_tokens=2048))
+    old = arrange(
+        GEMMA3, shape(GEMMA3, version="0.25.0", length=131072, max_num_batched_tokens=2048)
+    )
+    new = arrange(
+        GEMMA3, shape(GEMMA3, version="0.26.0", length=131072, max_num_batched_tokens=2048)
+    )
     assert old.request_blocks(131072) == 8192 + 6 * (192 + 1)
     assert new.request_blocks(131072) == 8192 + 6 * (320 + 1)
 
@@ -146,7 +159,9 @@ def test_states_and_attention_share_a_page() -> None:
 def test_states_are_kept_for_prefix_caching_since_0_28(version: str, states: int) -> None:
     """Prefix caching of hybrid models is opt-in before 0.28, and costs one more state for every group."""
     made = shape(QWEN35, version=version)
-    assert {g.blocks(8192, made) for g in arrange(QWEN35, made).groups if g.layer.kind == "state"} == {states}
+    assert {
+        g.blocks(8192, made) for g in arrange(QWEN35, made).groups if g.layer.kind == "state"
+    } == {states}
 
 
 def test_decode_context_parallel_divides_the_latent() -> None:
@@ -181,15 +196,29 @@ def test_kinds_of_layers(change: dict[str, Any], kinds: list[str]) -> None:
 
 def test_unknown_layers_are_counted_and_named() -> None:
     """A layer of a kind nobody knows counts as full attention, and the plan says so."""
-    model = cache_layers.of_target({**LLAMA, "layer_types": ["full_attention", "hyena"]}, shape(LLAMA))
+    model = cache_layers.of_target(
+        {**LLAMA, "layer_types": ["full_attention", "hyena"]}, shape(LLAMA)
+    )
     assert len(model.layers) == 32
-    assert model.assumed == ("KV cache: the state of 'hyena' layers is not known here, counted as full attention",)
+    assert model.assumed == (
+        "KV cache: the state of 'hyena' layers is not known here, counted as full attention",
+    )
 
 
-@given(layers=st.integers(1, 100), heads=st.integers(1, 64), length=st.integers(1, 100_000), pool=st.integers(0, 2**36))
+@given(
+    layers=st.integers(1, 100),
+    heads=st.integers(1, 64),
+    length=st.integers(1, 100_000),
+    pool=st.integers(0, 2**36),
+)
 def test_what_fits_is_monotonous(layers: int, heads: int, length: int, pool: int) -> None:
     """The longest request that fits does fit, and one more token does not (or is the limit)."""
-    config = {**LLAMA, "num_hidden_layers": layers, "num_key_value_heads": heads, "num_attention_heads": heads}
+    config = {
+        **LLAMA,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": heads,
+        "num_attention_heads": heads,
+    }
     plan = arrange(config, shape(config))
     longest = plan.longest(pool, length)
     usable = plan.blocks(pool) - 1

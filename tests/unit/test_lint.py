@@ -63,14 +63,23 @@ def test_series_of_an_expression(expression: str, names: set[str]) -> None:
 def test_what_prometheus_makes_itself_is_there() -> None:
     """up, scrape_* and ALERTS* are exported by nobody and always there."""
     expr = 'up{job="vllm"} == 0 or scrape_duration_seconds > 9 or ALERTS_FOR_STATE{alertname="x"}'
-    assert list(problems(f"groups: [{{name: g, rules: [{{alert: A, expr: '{expr}'}}]}}]", "x.yaml", ())) == []
+    assert (
+        list(
+            problems(f"groups: [{{name: g, rules: [{{alert: A, expr: '{expr}'}}]}}]", "x.yaml", ())
+        )
+        == []
+    )
 
 
-@pytest.mark.parametrize(("expr", "why"), [("sum(", "'(' is not closed"), ("up[5m)", "')' closes nothing")])
+@pytest.mark.parametrize(
+    ("expr", "why"), [("sum(", "'(' is not closed"), ("up[5m)", "')' closes nothing")]
+)
 def test_an_expression_that_is_none(expr: str, why: str) -> None:
     """Prometheus would refuse the file, and so does the linter."""
     text = f"groups: [{{name: g, rules: [{{alert: A, expr: '{expr}'}}]}}]"
-    assert [str(p) for p in problems(text, "x.yaml", ())] == [f"x.yaml: A: the expression is not PromQL: {why}"]
+    assert [str(p) for p in problems(text, "x.yaml", ())] == [
+        f"x.yaml: A: the expression is not PromQL: {why}"
+    ]
 
 
 @pytest.mark.parametrize("text", ["rules: []", "- a", "{", ""])

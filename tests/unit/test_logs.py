@@ -8,7 +8,9 @@ import pytest
 
 from specserve.engine.output.logs import PHASES, EngineReport, advance, phase, read_report
 
-READY = (Path(__file__).parents[1] / "data/logs/ready-cpu.txt").read_text(encoding="utf-8").splitlines()
+READY = (
+    (Path(__file__).parents[1] / "data/logs/ready-cpu.txt").read_text(encoding="utf-8").splitlines()
+)
 GIB = 1024**3
 
 
@@ -19,13 +21,19 @@ GIB = 1024**3
             "INFO [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: compilation torch.compile",
             "importing",
         ),
-        ("INFO [gpu_model_runner.py:5040] Starting to load model Qwen/Qwen3-8B...", "loading target weights"),
+        (
+            "INFO [gpu_model_runner.py:5040] Starting to load model Qwen/Qwen3-8B...",
+            "loading target weights",
+        ),
         ("Loading safetensors checkpoint shards:  50% Completed | 2/4", "loading target weights"),
         ("INFO [gpu_model_runner.py:5071] Loading drafter model...", "loading draft"),
         ("INFO [monitor.py:34] torch.compile takes 12.33 s in total", "compiling"),
         ("INFO [gpu_worker.py:760] Available KV cache memory: 9.84 GiB", "profiling memory"),
         ("Capturing CUDA graphs (mixed prefill-decode, PIECEWISE):  10%|", "capturing graphs"),
-        ("INFO [core.py:402] init engine (profile, create kv cache, warmup model) took 42.1 s", "warming up"),
+        (
+            "INFO [core.py:402] init engine (profile, create kv cache, warmup model) took 42.1 s",
+            "warming up",
+        ),
         ("INFO [entry.py:140] Starting vLLM server on http://0.0.0.0:8000", "starting server"),
         ("WARNING [vllm.py:1703] Enforce eager set, disabling JIT kernel warmup", None),
         ("INFO 127.0.0.1:5555 - GET /v1/models", None),
@@ -97,9 +105,15 @@ def test_report_in_gpu_wording() -> None:
 def test_both_figures_on_one_line() -> None:
     """0.32 writes tokens and concurrency in one line."""
     report = read_report(
-        ["GPU KV cache size: 460,496 tokens, Maximum concurrency for 131,072 tokens per request: 3.51x"]
+        [
+            "GPU KV cache size: 460,496 tokens, Maximum concurrency for 131,072 tokens per request: 3.51x"
+        ]
     )
-    assert (report.kv_cache_tokens, report.max_concurrency_tokens, report.max_concurrency) == (460496, 131072, 3.51)
+    assert (report.kv_cache_tokens, report.max_concurrency_tokens, report.max_concurrency) == (
+        460496,
+        131072,
+        3.51,
+    )
 
 
 def test_older_wording() -> None:
@@ -110,7 +124,9 @@ def test_older_wording() -> None:
             "Total non KV cache memory: 13.57GiB; torch peak memory increase: 0.77GiB; weights memory: 12.56GiB.",
         ]
     )
-    assert report == EngineReport(model_loading_bytes=round(15.1749 * GIB), peak_activation_bytes=round(0.77 * GIB))
+    assert report == EngineReport(
+        model_loading_bytes=round(15.1749 * GIB), peak_activation_bytes=round(0.77 * GIB)
+    )
 
 
 def test_both_attention_backends_are_kept() -> None:

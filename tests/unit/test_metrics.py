@@ -136,11 +136,25 @@ def test_label_values_may_hold_anything() -> None:
         ('vllm:num_requests_running{engine="0"} one\n', "cannot read this line"),
         ('vllm:num_requests_running{engine="0" 1\n', "cannot read this line"),
         ('vllm:num_requests_running{engine="0"}\n', "cannot read this line"),
-        ('vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0"} 1\n', "cannot read this line"),
+        (
+            'vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0"} 1\n',
+            "cannot read this line",
+        ),
         ("x" * (MAX_BYTES + 1), "at most"),
         ("a 1\n" * (MAX_LINES + 1), "at most"),
     ],
-    ids=["empty", "html", "other", "cut", "no-number", "open-brace", "no-value", "no-position", "large", "long"],
+    ids=[
+        "empty",
+        "html",
+        "other",
+        "cut",
+        "no-number",
+        "open-brace",
+        "no-value",
+        "no-position",
+        "large",
+        "long",
+    ],
 )
 def test_useless_texts_are_refused(text: str, says: str) -> None:
     """Each with a sentence; none is taken for an idle engine."""

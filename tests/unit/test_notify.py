@@ -93,7 +93,9 @@ class Serving:
         self.httpd.daemon_threads = True
         self.httpd.block_on_close = False
         self.state = Server(f"http://127.0.0.1:{self.httpd.server_port}")
-        self.thread = threading.Thread(target=self.httpd.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        self.thread = threading.Thread(
+            target=self.httpd.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        )
         self.thread.start()
         return self.state
 
@@ -218,7 +220,12 @@ def test_said_once_and_repeated(server: Server) -> None:
         sender.publish(alerts, now=now)
         until(lambda told=told: len(server.got) >= told)
     sender.stop()
-    assert [body["status"] for body in server.bodies()] == ["firing", "firing", "resolved", "firing"]
+    assert [body["status"] for body in server.bodies()] == [
+        "firing",
+        "firing",
+        "resolved",
+        "firing",
+    ]
 
 
 def test_alertmanager_is_reminded(server: Server) -> None:
@@ -265,13 +272,21 @@ def test_a_refusal_is_final(server: Server, status: int) -> None:
     until(lambda: sender.workers[0].outcomes["failed"])
     sender.stop()
     assert len(server.got) == 1
-    assert sender.readings()[key("specserve_notifications_total", receiver="webhook", outcome="failed")] == 1
+    assert (
+        sender.readings()[
+            key("specserve_notifications_total", receiver="webhook", outcome="failed")
+        ]
+        == 1
+    )
 
 
 def test_the_latest_word_survives_an_outage(server: Server) -> None:
     """What fired and resolved while the receiver was away arrives as one message: resolved."""
     server.answers = [500]
-    sender = notifier({"type": "webhook", "url": server.url}, pace=replace(FAST, first_retry=0.2, longest_retry=0.2))
+    sender = notifier(
+        {"type": "webhook", "url": server.url},
+        pace=replace(FAST, first_retry=0.2, longest_retry=0.2),
+    )
     sender.publish([FIRING], now=0)
     until(lambda: len(server.got) == 1)
     sender.publish([RESOLVED], now=5)
@@ -292,8 +307,16 @@ def test_a_dead_receiver_delays_nobody(server: Server) -> None:
         )
         for now in range(1000):
             sender.publish([FIRING if now % 2 else RESOLVED], now=now)
-        assert hanging.got == []  # all rounds are over and the receiver that hangs has not answered once
-        until(lambda: server.got and server.bodies()[-1]["status"] == "firing" and not len(sender.workers[2].outbox))
+        assert (
+            hanging.got == []
+        )  # all rounds are over and the receiver that hangs has not answered once
+        until(
+            lambda: (
+                server.got
+                and server.bodies()[-1]["status"] == "firing"
+                and not len(sender.workers[2].outbox)
+            )
+        )
         assert [worker.name for worker in sender.workers] == ["slack", "webhook", "webhook-2"]
         sender.stop(drain_seconds=0.1)
 
@@ -356,7 +379,12 @@ def test_stop_sends_what_is_queued(server: Server) -> None:
 def test_outbox_drops_the_oldest() -> None:
     """A full outbox loses the oldest alert and says so; a newer word replaces the older one without loss."""
     box = Outbox(2)
-    assert [box.put("a", FIRING), box.put("b", FIRING), box.put("a", RESOLVED), box.put("c", FIRING)] == [0, 0, 0, 1]
+    assert [
+        box.put("a", FIRING),
+        box.put("b", FIRING),
+        box.put("a", RESOLVED),
+        box.put("c", FIRING),
+    ] == [0, 0, 0, 1]
     assert box.take(0) == {"b": FIRING, "c": FIRING}
 
 
@@ -373,7 +401,10 @@ def test_queue_length_is_a_reading() -> None:
     sender = notifier({"type": "webhook", "url": closed_port()}, pace=replace(FAST, first_retry=60))
     sender.publish([FIRING], now=0)
     until(lambda: sender.readings()["specserve_notification_queue_length"] == 1)
-    assert sender.readings()[key("specserve_notifications_total", receiver="webhook", outcome="sent")] == 0
+    assert (
+        sender.readings()[key("specserve_notifications_total", receiver="webhook", outcome="sent")]
+        == 0
+    )
     sender.stop(drain_seconds=2)
 
 

@@ -25,8 +25,14 @@ def findings(pair: Pair, folder: Path) -> list[preflight.Finding]:
     """What the checkpoints alone say."""
     settings = Settings.model_validate(pair.write(folder))
     target, found = preflight.read(settings, "target_model")
-    draft, more = preflight.read(settings, "draft_model") if settings.uses_draft_model else (None, [])
-    return [*found, *more, *preflight.pair_findings(settings, target, draft, known_types=lambda: TYPES).findings]
+    draft, more = (
+        preflight.read(settings, "draft_model") if settings.uses_draft_model else (None, [])
+    )
+    return [
+        *found,
+        *more,
+        *preflight.pair_findings(settings, target, draft, known_types=lambda: TYPES).findings,
+    ]
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda p: p.name)

@@ -64,7 +64,9 @@ def check(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
     env = {k: os.environ[k] for k in ("PATH", "HOME", "XDG_CACHE_HOME") if k in os.environ}
     command = [sys.executable, "-c", program, "check", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env={**env, "COLUMNS": "200"}, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, env={**env, "COLUMNS": "200"}, check=False
+    )
 
 
 @pytest.fixture
@@ -119,7 +121,9 @@ def test_skip_leaves_a_code_out(pair: Path) -> None:
     assert not run(loaded(pair)).ok
     assert run(loaded(pair), "layers-missing").ok
     assert run(loaded(pair), "layers-missing", "known-bad-lora").ok
-    with pytest.raises(ConfigError, match=r"unknown code 'layer-missing'; did you mean 'layers-missing'\?"):
+    with pytest.raises(
+        ConfigError, match=r"unknown code 'layer-missing'; did you mean 'layers-missing'\?"
+    ):
         run(loaded(pair), "layer-missing")
     assert check(str(config(pair)), "--skip", "nonsense").returncode == 2
 
@@ -138,15 +142,21 @@ def test_require_raises_every_error() -> None:
 
 
 @pytest.mark.skipif(introspect.installed() is None, reason="needs a vLLM to compare with")
-@pytest.mark.parametrize(("engine", "told"), [("vllm 0.1.0", 2), (str(introspect.installed()), 0), (None, 0)])
-def test_figures_of_another_engine_are_warned_about(pair: Path, engine: str | None, told: int) -> None:
+@pytest.mark.parametrize(
+    ("engine", "told"), [("vllm 0.1.0", 2), (str(introspect.installed()), 0), (None, 0)]
+)
+def test_figures_of_another_engine_are_warned_about(
+    pair: Path, engine: str | None, told: int
+) -> None:
     """A profile and memory figures that another version gave are named with both versions; unknown ones are not."""
     profile = pair / "profile.json"
     for path in (profile, calibration.path_for(config(pair))):
         path.write_text(json.dumps({"engine": engine}))
     found = run(loaded(pair, f"sidecar: {{benchmark_profile: {profile}}}")).findings
     changed = [f for f in found if f.code == "engine-changed"]
-    assert [f.message for f in changed] == [f"was measured with {engine}; installed is {introspect.installed()}"] * told
+    assert [f.message for f in changed] == [
+        f"was measured with {engine}; installed is {introspect.installed()}"
+    ] * told
 
 
 def test_a_broken_profile_is_found_before_the_sidecar_reads_it(pair: Path) -> None:
@@ -185,4 +195,6 @@ def test_every_code_in_the_source_is_in_the_table() -> None:
 def test_documentation_is_the_table() -> None:
     """docs/checks.md is what the table says."""
     script = runpy.run_path(str(ROOT / "scripts" / "update-checks"))
-    assert (ROOT / "docs" / "checks.md").read_text() == script["markdown"](), "run scripts/update-checks"
+    assert (ROOT / "docs" / "checks.md").read_text() == script["markdown"](), (
+        "run scripts/update-checks"
+    )

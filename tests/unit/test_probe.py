@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 import pytest
 
 from specserve.engine.http.metrics import parse
-from specserve.sidecar.probe import Assessment, CanaryOutcome, Context, Policy, Probe, Scrape, context_of
+from specserve.sidecar.probe import (
+    Assessment,
+    CanaryOutcome,
+    Context,
+    Policy,
+    Probe,
+    Scrape,
+    context_of,
+)
 from tests.virtual_engine import VirtualEngine
 
 INTERVAL = 5.0
@@ -34,12 +42,18 @@ class Life:
         self.now += INTERVAL
         if self._due is not None and self.now >= self._due:
             sent = self.sent[-1]
-            outcome = CanaryOutcome(self.canary, sent, self.now - sent, "no answer within 60 s", self.full)  # type: ignore[arg-type]
+            outcome = CanaryOutcome(
+                self.canary, sent, self.now - sent, "no answer within 60 s", self.full
+            )  # type: ignore[arg-type]
             self.probe.canary_done(self.now, outcome)
             self._due = None
             if self.canary == "ok":
                 self.engine.work(plain=1)
-        snapshot = parse(self.engine.text(start=self.start), at_seconds=self.now) if result == "ok" else None
+        snapshot = (
+            parse(self.engine.text(start=self.start), at_seconds=self.now)
+            if result == "ok"
+            else None
+        )
         seen = self.probe.observe(self.now, Scrape(result, detail, snapshot), self.context)  # type: ignore[arg-type]
         if seen.wants_canary:
             self.probe.canary_sent(self.now)
@@ -83,7 +97,12 @@ def test_ready_after_the_first_completion_not_before() -> None:
     """A server that answers is not ready until a completion made a token; the reason says what is missing."""
     life = Life()
     first = life.step()
-    assert (first.condition, first.started.ok, first.ready.ok, first.live.ok) == ("starting", False, False, True)
+    assert (first.condition, first.started.ok, first.ready.ok, first.live.ok) == (
+        "starting",
+        False,
+        False,
+        True,
+    )
     assert first.ready.reason.startswith("no completion has succeeded since the engine started")
     assert first.wants_canary
     second = life.step()
@@ -143,7 +162,11 @@ def test_a_sleeping_engine_is_not_hung(life: Life) -> None:
     hang(life)
     life.engine.awake = 0
     seen = life.steps(60)
-    assert (seen.live.ok, seen.ready.ok, seen.ready.reason) == (True, False, "the engine was put to sleep")
+    assert (seen.live.ok, seen.ready.ok, seen.ready.reason) == (
+        True,
+        False,
+        "the engine was put to sleep",
+    )
     assert life.sent == []
     life.engine.awake = 1
     assert life.steps(2, work=10).ready.ok
@@ -372,4 +395,6 @@ def test_time_since_progress_is_unknown_while_idle(life: Life) -> None:
 def test_context_of_facts() -> None:
     """Facts that nobody knows are no facts."""
     assert context_of({}) == Context()
-    assert context_of({"state": "running", "draining": True, "blocked": None}) == Context("running", draining=True)
+    assert context_of({"state": "running", "draining": True, "blocked": None}) == Context(
+        "running", draining=True
+    )

@@ -59,8 +59,16 @@ def test_rates_are_of_counters_and_nothing_is_averaged() -> None:
 
 def test_settings_reach_the_rules() -> None:
     """Window, thresholds, times, switches and the base of the runbooks are those of the config."""
-    low = {"window_seconds": 90, "fire_below": 0.3, "resolve_above": 0.3, "for_seconds": 45, "min_draft_tokens": 7}
-    alerts = Alerts.model_validate({"acceptance_rate": low, "rules": {"EngineDown": {"enabled": False}}})
+    low = {
+        "window_seconds": 90,
+        "fire_below": 0.3,
+        "resolve_above": 0.3,
+        "for_seconds": 45,
+        "min_draft_tokens": 7,
+    }
+    alerts = Alerts.model_validate(
+        {"acceptance_rate": low, "rules": {"EngineDown": {"enabled": False}}}
+    )
     by_name = {rule.get("alert"): rule for rule in rules(alerts)}
     made = by_name["AcceptanceRateLow"]
     by = "namespace, job, model_name"
@@ -70,7 +78,11 @@ def test_settings_reach_the_rules() -> None:
     )
     assert made["for"] == "45s"
     assert "EngineDown" not in by_name
-    text = CliRunner().invoke(program, ["alerts", "rules", "--runbook-base-url", "https://example.org/r/"]).output
+    text = (
+        CliRunner()
+        .invoke(program, ["alerts", "rules", "--runbook-base-url", "https://example.org/r/"])
+        .output
+    )
     assert "runbook_url: https://example.org/r/EngineDown.md" in text
 
 
@@ -109,7 +121,13 @@ def test_every_alert_has_a_runbook() -> None:
     for name in NAMES:
         text = (RUNBOOKS / f"{name}.md").read_text()
         headings = re.findall(r"^#+ (.*)", re.sub(r"```.*?```", "", text, flags=re.S), re.M)
-        assert headings == [name, "What it means", "Likely causes", "What to look at", "What to type"]
+        assert headings == [
+            name,
+            "What it means",
+            "Likely causes",
+            "What to look at",
+            "What to type",
+        ]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -121,7 +139,9 @@ def test_what_a_runbook_says_exists(name: str) -> None:
     for cause in definition.causes:
         assert f"- {cause[0].upper()}{cause[1:]}." in text
     for block in re.findall(r"```yaml\n(.*?)```", text, re.S):
-        Settings.model_validate({"models": {"target_model": {"path": "x"}}, **yaml.safe_load(block)})
+        Settings.model_validate(
+            {"models": {"target_model": {"path": "x"}}, **yaml.safe_load(block)}
+        )
     for line in re.findall(r"^specserve .*", text, re.M):
         check_command(shlex.split(line)[1:])
 

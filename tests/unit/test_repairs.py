@@ -30,7 +30,9 @@ def test_every_repair_of_the_schema_exists():
 
 def test_entry_point_is_ours():
     """vLLM finds the plugin by the name that environment.py looks for in VLLM_PLUGINS."""
-    (found,) = importlib.metadata.entry_points(group="vllm.general_plugins", name="specserve_repairs")
+    (found,) = importlib.metadata.entry_points(
+        group="vllm.general_plugins", name="specserve_repairs"
+    )
     assert found.value == "specserve.engine.inside.repairs:register"
 
 
@@ -40,5 +42,7 @@ def test_plugin_is_light_and_silent_unasked():
         "import sys; from specserve.engine.inside import repairs; repairs.register();"
         "print(sorted(m for m in ('torch', 'vllm', 'pydantic', 'requests', 'yaml') if m in sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], env={}, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={}, capture_output=True, text=True, check=True
+    )
     assert (done.stdout, done.stderr) == ("[]\n", "")

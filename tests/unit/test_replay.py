@@ -43,7 +43,9 @@ def firing(observations: list, *names: str) -> dict[str, list[float]]:
     for i, seen in enumerate(observations):
         now = (i + 1) * INTERVAL
         active = {
-            a.name for a in rules.evaluate(seen.readings, now=now, at=WALL + now).active if a.state.value == "firing"
+            a.name
+            for a in rules.evaluate(seen.readings, now=now, at=WALL + now).active
+            if a.state.value == "firing"
         }
         for name, edges in changes.items():
             if (name in active) != (len(edges) % 2 == 1):
@@ -67,7 +69,13 @@ def test_low_acceptance_fires_and_resolves_in_every_version(style: str) -> None:
 def test_nothing_fires_while_idle() -> None:
     """A server without traffic, after a bad minute of little traffic: no alert at all about speculation."""
     seen = observe(reads(VirtualEngine(), "0.32", (1, 0.0), (60, None), drafts=20))
-    names = ("AcceptanceRateLow", "AcceptanceCollapsed", "SpeculationInactive", "EngineStalled", "AcceptanceDrift")
+    names = (
+        "AcceptanceRateLow",
+        "AcceptanceCollapsed",
+        "SpeculationInactive",
+        "EngineStalled",
+        "AcceptanceDrift",
+    )
     assert firing(seen, *names) == {name: [] for name in names}
 
 
@@ -100,7 +108,9 @@ def test_the_rank_that_hangs_among_others_is_named(stopped: set[int], named: lis
     for i, seen in enumerate(observe(hang())):
         active = rules.evaluate(seen.readings, now=i * INTERVAL, at=WALL).active
         found |= {
-            dict(a.labels)["engine"] for a in active if a.name == "EngineRankStalled" and a.state.value == "firing"
+            dict(a.labels)["engine"]
+            for a in active
+            if a.name == "EngineRankStalled" and a.state.value == "firing"
         }
         assert seen.assessment.live.ok
     assert sorted(found) == named
@@ -118,7 +128,9 @@ def test_an_hour_of_trouble_leave_no_trace() -> None:
     assert seen == soak.drafts - soak.unread
 
 
-@pytest.mark.parametrize("path", sorted(DATA.glob("*.jsonl.gz")), ids=lambda p: p.name.removesuffix(".jsonl.gz"))
+@pytest.mark.parametrize(
+    "path", sorted(DATA.glob("*.jsonl.gz")), ids=lambda p: p.name.removesuffix(".jsonl.gz")
+)
 def test_recordings_of_real_engines(path: Path) -> None:
     """Each read is understood; rates are those of the first and last counters; the engine is alive and ready."""
     seen = replay(path)
@@ -129,7 +141,9 @@ def test_recordings_of_real_engines(path: Path) -> None:
         values = []
         for _, text in recorded(path):
             lines = [
-                line for line in text.splitlines() if line.startswith(f"vllm:spec_decode_num_{name}_tokens_total{{")
+                line
+                for line in text.splitlines()
+                if line.startswith(f"vllm:spec_decode_num_{name}_tokens_total{{")
             ]
             values.append(sum(float(line.rpartition(" ")[2]) for line in lines))
         counted[name] = values[-1] - values[0]

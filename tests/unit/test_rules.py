@@ -11,17 +11,36 @@ from pydantic import ValidationError
 
 from specserve.alert.builtin import definitions, rules
 from specserve.alert.evaluate import Evaluation, Evaluator
-from specserve.alert.rules import Guard, Instance, Observation, Reason, Rule, State, advance, observe
+from specserve.alert.rules import (
+    Guard,
+    Instance,
+    Observation,
+    Reason,
+    Rule,
+    State,
+    advance,
+    observe,
+)
 from specserve.config.alerting import Alerts, Rules
 from specserve.config.schema import Settings
 from specserve.metric_families import FAMILIES, family_of, key
 
-LOW = Rule("Low", "specserve_acceptance_rate", "below", 0.5, 0.55, for_seconds=60, keep_firing_for_seconds=30)
+LOW = Rule(
+    "Low",
+    "specserve_acceptance_rate",
+    "below",
+    0.5,
+    0.55,
+    for_seconds=60,
+    keep_firing_for_seconds=30,
+)
 HOT = Rule("Hot", "specserve_gpu_temperature_celsius", "above", 88, 83)
 
 
 def settings(**alerts: Any) -> Settings:
-    return Settings.model_validate({"models": {"target_model": {"path": "target"}}, "alerts": alerts})
+    return Settings.model_validate(
+        {"models": {"target_model": {"path": "target"}}, "alerts": alerts}
+    )
 
 
 def run(rule: Rule, *steps: tuple[float, float | None]) -> list[tuple[str, Reason]]:
@@ -60,7 +79,12 @@ def test_without_for_it_fires_at_once() -> None:
 
 def test_the_thresholds_themselves() -> None:
     """fire_below itself does not fire; resolve_above itself resolves."""
-    assert states(LOW, (0, 0.5), (1, 0.4), (61, 0.4), (200, 0.55)) == ["inactive", "pending", "firing", "resolved"]
+    assert states(LOW, (0, 0.5), (1, 0.4), (61, 0.4), (200, 0.55)) == [
+        "inactive",
+        "pending",
+        "firing",
+        "resolved",
+    ]
 
 
 def test_hysteresis_holds_between_the_thresholds() -> None:
@@ -82,7 +106,9 @@ def test_keeps_firing_then_resolves() -> None:
 
 def test_a_relapse_while_kept_is_one_alert() -> None:
     """A breach during keep_firing_for continues the same alert, and the keeping starts over."""
-    assert states(LOW, (0, 0.4), (60, 0.4), (80, 0.6), (89, 0.4), (110, 0.6), (118, 0.6), (119, 0.6)) == [
+    assert states(
+        LOW, (0, 0.4), (60, 0.4), (80, 0.6), (89, 0.4), (110, 0.6), (118, 0.6), (119, 0.6)
+    ) == [
         "pending",
         "firing",
         "firing",
@@ -147,7 +173,9 @@ def test_sample_and_guards_silence_a_rule() -> None:
     assert only({**rate, "n": 1000}) == Observation(0.1)
     assert only({**rate, "n": 999}).absent is Reason.TOO_FEW_SAMPLES
     assert only(rate) == Observation(None, Reason.TOO_FEW_SAMPLES)
-    assert only({**rate, "n": 1000, "specserve_requests_running": 9.0}) == Observation(None, Reason.GUARDED)
+    assert only({**rate, "n": 1000, "specserve_requests_running": 9.0}) == Observation(
+        None, Reason.GUARDED
+    )
     assert only({"n": 1000}) == Observation(None, Reason.GUARDED)
 
 
@@ -155,7 +183,12 @@ def test_one_alert_for_each_device() -> None:
     """Labels that the rule leaves open make one instance each; other families of a longer name do not match."""
     evaluator = Evaluator([HOT])
     celsius = "specserve_gpu_temperature_celsius"
-    readings = {key(celsius, gpu="0"): 90.0, key(celsius, gpu="1"): 70.0, celsius: 90.0, key(celsius, host="a"): 99.0}
+    readings = {
+        key(celsius, gpu="0"): 90.0,
+        key(celsius, gpu="1"): 70.0,
+        celsius: 90.0,
+        key(celsius, host="a"): 99.0,
+    }
     first, second = (evaluator.evaluate(readings, now=now, at=1000 + now) for now in (0, 5))
     assert [(a.labels, a.value) for a in first.active] == [((("gpu", "0"),), 90.0)]
     assert (first.changed, second.changed, second.to_send) == (first.active, (), second.active)
@@ -166,7 +199,12 @@ def test_an_instance_that_vanished_resolves() -> None:
     evaluator = Evaluator([HOT])
     evaluator.evaluate({key("specserve_gpu_temperature_celsius", gpu="0"): 90.0}, now=0, at=1000)
     (gone,) = evaluator.evaluate({}, now=5, at=1005).to_send
-    assert (gone.state, gone.reason, gone.started_at, gone.ended_at) == (State.RESOLVED, Reason.NO_DATA, 1000, 1005)
+    assert (gone.state, gone.reason, gone.started_at, gone.ended_at) == (
+        State.RESOLVED,
+        Reason.NO_DATA,
+        1000,
+        1005,
+    )
     assert evaluator.evaluate({}, now=10, at=1010) == Evaluation()
 
 
@@ -174,7 +212,10 @@ def test_a_clock_that_was_set_back_moves_the_start() -> None:
     """An alert never ends before it began, for which Alertmanager would refuse the end, nor begins later than now."""
     evaluator = Evaluator([HOT])
     hot = {key("specserve_gpu_temperature_celsius", gpu="0"): 90.0}
-    starts = [evaluator.evaluate(hot, now=n, at=at).active[0].started_at for n, at in enumerate((4600, 1000, 1005))]
+    starts = [
+        evaluator.evaluate(hot, now=n, at=at).active[0].started_at
+        for n, at in enumerate((4600, 1000, 1005))
+    ]
     (ended,) = evaluator.evaluate({}, now=5, at=900).to_send
     assert (starts, ended.started_at, ended.ended_at) == ([4600, 1000, 1000], 900, 900)
 
@@ -185,14 +226,23 @@ def condition(name: str) -> dict[str, float]:
 
 def test_inhibited_alerts_are_shown_not_sent() -> None:
     """While the engine is down a queue alert that fires is not sent; when it is up again and the queue stays, it is."""
-    rules_ = {"QueueBacklog": {"for_seconds": 0}, "EngineDown": {"for_seconds": 0, "keep_firing_for_seconds": 0}}
+    rules_ = {
+        "QueueBacklog": {"for_seconds": 0},
+        "EngineDown": {"for_seconds": 0, "keep_firing_for_seconds": 0},
+    }
     evaluator = Evaluator(rules(settings(rules=rules_)))
     queue = {"specserve_requests_waiting": 100.0}
     first = evaluator.evaluate({**queue, **condition("down")}, now=0, at=0)
-    assert [(a.name, a.inhibited_by) for a in first.active] == [("EngineDown", None), ("QueueBacklog", "EngineDown")]
+    assert [(a.name, a.inhibited_by) for a in first.active] == [
+        ("EngineDown", None),
+        ("QueueBacklog", "EngineDown"),
+    ]
     assert [a.name for a in first.to_send] == ["EngineDown"]
     second = evaluator.evaluate({**queue, **condition("progressing")}, now=5, at=5)
-    assert [(a.name, a.state.value) for a in second.to_send] == [("EngineDown", "resolved"), ("QueueBacklog", "firing")]
+    assert [(a.name, a.state.value) for a in second.to_send] == [
+        ("EngineDown", "resolved"),
+        ("QueueBacklog", "firing"),
+    ]
 
 
 def test_who_was_told_hears_the_end() -> None:
@@ -208,13 +258,21 @@ def test_who_was_told_hears_the_end() -> None:
     down = evaluator.evaluate({**queue, **full, **condition("down")}, now=5, at=5)
     assert [a.name for a in down.to_send] == ["EngineDown", "QueueBacklog"]
     ended = evaluator.evaluate(condition("down"), now=10, at=10)
-    assert [(a.name, a.state.value) for a in ended.to_send] == [("EngineDown", "firing"), ("QueueBacklog", "resolved")]
+    assert [(a.name, a.state.value) for a in ended.to_send] == [
+        ("EngineDown", "firing"),
+        ("QueueBacklog", "resolved"),
+    ]
 
 
 def test_speculation_inactive_knows_the_schedule() -> None:
     """No drafts while text is generated fires, unless the batch is larger than the config lets speculate."""
-    output = {key("specserve_window_generation_tokens", window="5m"): 5000.0, "specserve_speculation_configured": 1.0}
-    config = settings(rules={"SpeculationInactive": {"for_seconds": 0}}).model_dump(exclude_unset=True)
+    output = {
+        key("specserve_window_generation_tokens", window="5m"): 5000.0,
+        "specserve_speculation_configured": 1.0,
+    }
+    config = settings(rules={"SpeculationInactive": {"for_seconds": 0}}).model_dump(
+        exclude_unset=True
+    )
     config["speculative_decoding"] = {"schedule": [[1, 8, 5], [9, 256, 0]]}
     alone = Evaluator(rules(Settings.model_validate(config)))
 
@@ -239,7 +297,9 @@ def test_speculation_inactive_knows_the_schedule() -> None:
         ({"method": "suffix"}, False),
     ],
 )
-def test_the_last_position_is_judged_where_drafts_reach_it(speculation: dict[str, Any], judged: bool) -> None:
+def test_the_last_position_is_judged_where_drafts_reach_it(
+    speculation: dict[str, Any], judged: bool
+) -> None:
     """DraftPositionsWasted has no rule where drafts are shorter by design: lookup, several lengths."""
     models = {"target_model": {"path": "target"}, "draft_model": {"path": "draft"}}
     made = rules(Settings.model_validate({"models": models, "speculative_decoding": speculation}))
@@ -250,9 +310,15 @@ def test_every_alert_is_consistent() -> None:
     """Each built-in alert has a setting, and each reading it names is of a family that is exported."""
     assert {d.name for d in definitions()} == {"AcceptanceRateLow", *Rules.model_fields}
     for definition in definitions():
-        named = [definition.metric, definition.sample, *(guard.reading for guard in definition.guards)]
+        named = [
+            definition.metric,
+            definition.sample,
+            *(guard.reading for guard in definition.guards),
+        ]
         assert {family_of(name) for name in named if name} <= FAMILIES.keys(), definition.name
-        assert set(definition.labels) <= set(FAMILIES[definition.metric].labels if definition.metric else ())
+        assert set(definition.labels) <= set(
+            FAMILIES[definition.metric].labels if definition.metric else ()
+        )
         assert definition.inhibited_by <= {d.name for d in definitions()} - {definition.name}
 
 
@@ -266,7 +332,10 @@ def test_nothing_fires_on_an_idle_server() -> None:
         "specserve_requests_waiting": 0.0,
         "specserve_kv_cache_usage_ratio": 0.0,
         "specserve_speculation_configured": 1.0,
-        **{key(f"specserve_window_{n}", window="5m"): 0.0 for n in ("draft_tokens", "drafts", "generation_tokens")},
+        **{
+            key(f"specserve_window_{n}", window="5m"): 0.0
+            for n in ("draft_tokens", "drafts", "generation_tokens")
+        },
     }
     assert evaluator.evaluate({}, now=0, at=0) == Evaluation()
     assert evaluator.evaluate(idle, now=5, at=5) == Evaluation()
@@ -285,7 +354,12 @@ def test_settings_reach_the_rules() -> None:
         )
     }
     low = made["AcceptanceRateLow"]
-    assert (low.fire, low.resolve, low.labels, low.min_samples) == (0.3, 0.4, {"window": ("90s",)}, 1000)
+    assert (low.fire, low.resolve, low.labels, low.min_samples) == (
+        0.3,
+        0.4,
+        {"window": ("90s",)},
+        1000,
+    )
     assert low.sample == key("specserve_window_draft_tokens", window="90s")
     assert (made["LatencySLOTTFT"].fire, made["LatencySLOTTFT"].resolve) == (0.5, 0.5)
     assert made["DraftPositionsWasted"].labels["position"] == ("4",)
@@ -295,11 +369,23 @@ def test_settings_reach_the_rules() -> None:
 
 def test_custom_rule() -> None:
     """A user's rule fires over any exported number, one alert for each label value it leaves open."""
-    mine = {"name": "EngineBusy", "metric": "specserve_engine_requests_running", "fire_above": 10, "for_seconds": 0}
+    mine = {
+        "name": "EngineBusy",
+        "metric": "specserve_engine_requests_running",
+        "fire_above": 10,
+        "for_seconds": 0,
+    }
     evaluator = Evaluator(rules(settings(custom=[{**mine, "severity": "info"}])))
-    readings = {key("specserve_engine_requests_running", engine=str(n)): 8.0 + 2 * n for n in range(3)}
+    readings = {
+        key("specserve_engine_requests_running", engine=str(n)): 8.0 + 2 * n for n in range(3)
+    }
     (alert,) = evaluator.evaluate(readings, now=0, at=0).to_send
-    assert (alert.name, alert.severity, alert.labels, alert.value) == ("EngineBusy", "info", (("engine", "2"),), 12.0)
+    assert (alert.name, alert.severity, alert.labels, alert.value) == (
+        "EngineBusy",
+        "info",
+        (("engine", "2"),),
+        12.0,
+    )
     assert alert.summary == "Requests in execution on one engine."
 
 
@@ -328,10 +414,16 @@ def test_custom_rule_refused(custom: dict[str, Any], message: str) -> None:
 
 def test_a_part_of_a_rule_keeps_the_rest() -> None:
     """Setting one key of a built-in alert leaves its other defaults; thresholds in the wrong order are refused."""
-    changed = Alerts.model_validate({"rules": {"KVCachePressure": {"fire_above": 0.9}}}).rules.KVCachePressure
+    changed = Alerts.model_validate(
+        {"rules": {"KVCachePressure": {"fire_above": 0.9}}}
+    ).rules.KVCachePressure
     assert (changed.fire_above, changed.resolve_below, changed.for_seconds) == (0.9, 0.85, 300)
-    with pytest.raises(ValidationError, match=r"resolve_below is 0\.9; must be at most fire_above \(0\.8\)"):
-        Alerts.model_validate({"rules": {"KVCachePressure": {"fire_above": 0.8, "resolve_below": 0.9}}})
+    with pytest.raises(
+        ValidationError, match=r"resolve_below is 0\.9; must be at most fire_above \(0\.8\)"
+    ):
+        Alerts.model_validate(
+            {"rules": {"KVCachePressure": {"fire_above": 0.8, "resolve_below": 0.9}}}
+        )
 
 
 def test_a_firing_threshold_takes_the_other_along() -> None:
@@ -346,4 +438,9 @@ def test_a_firing_threshold_takes_the_other_along() -> None:
     assert alerts.acceptance_rate.resolve_above == 0.75
     assert (rules.QueueBacklog.resolve_below, rules.AcceptanceDrift.resolve_above) == (1, -0.02)
     assert rules.KVCachePressure.resolve_below == pytest.approx(0.8 - 0.1 * 0.8 / 0.95, abs=1e-6)
-    assert Alerts.model_validate({"acceptance_rate": {"fire_below": 0.99}}).acceptance_rate.resolve_above == 1
+    assert (
+        Alerts.model_validate(
+            {"acceptance_rate": {"fire_below": 0.99}}
+        ).acceptance_rate.resolve_above
+        == 1
+    )

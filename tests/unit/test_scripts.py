@@ -33,7 +33,9 @@ def write_weights(folder: Path) -> None:
     (folder / "model.safetensors").chmod(0o600)
 
 
-def test_a_build_that_breaks_off_leaves_no_model(prepare_models: ModuleType, tmp_path: Path) -> None:
+def test_a_build_that_breaks_off_leaves_no_model(
+    prepare_models: ModuleType, tmp_path: Path
+) -> None:
     """Neither a model that looks ready, nor, after the next run, a folder of the broken one."""
 
     def breaks(folder: Path) -> None:
@@ -96,7 +98,11 @@ def test_text_repeats_exactly_by_seed(text: ModuleType) -> None:
 def test_shell_script(command: list[str], code: int, says: str) -> None:
     """A wrong option is refused before anything is installed; a package that is there is not installed again."""
     done = subprocess.run(
-        [str(SCRIPTS / command[0]), *command[1:]], capture_output=True, text=True, timeout=30, check=False
+        [str(SCRIPTS / command[0]), *command[1:]],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (code, says)
 
@@ -104,11 +110,15 @@ def test_shell_script(command: list[str], code: int, says: str) -> None:
 @pytest.mark.parametrize("name", ["setup", "test", "quickstart", "debian-packages"])
 def test_shell_script_parses(name: str) -> None:
     """bash accepts the whole file, also the branches that this machine does not take."""
-    done = subprocess.run(["bash", "-n", str(SCRIPTS / name)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["bash", "-n", str(SCRIPTS / name)], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_several_runs_have_one_closing_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_several_runs_have_one_closing_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Counts and seconds add up; what is zero is left out."""
     monkeypatch.syspath_prepend(str(SCRIPTS))
     suite = '<testsuites><testsuite tests="{}" failures="{}" errors="0" skipped="{}" time="{}"/></testsuites>'

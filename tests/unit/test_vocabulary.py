@@ -20,7 +20,10 @@ from specserve.checkpoint.tokenizer import Tokenizer
 from specserve.pair import vocabulary
 from tests import checkpoints as make
 
-TEXT = ["the cat sat on the mat and the dog ran to the house", "a quick brown fox jumps over lazy dogs again"] * 20
+TEXT = [
+    "the cat sat on the mat and the dog ran to the house",
+    "a quick brown fox jumps over lazy dogs again",
+] * 20
 
 
 def folder(path: Path, **files: bytes | dict[str, Any] | None) -> Path:
@@ -62,9 +65,20 @@ def tiktoken_file(words: list[str]) -> bytes:
 def tekken_file(words: list[str], specials: int = 4) -> dict[str, Any]:
     """The same as tekken."""
     tokens = [bytes([i]) for i in range(256)] + [w.encode() for w in words]
-    vocab = [{"rank": i, "token_bytes": base64.b64encode(t).decode(), "token_str": None} for i, t in enumerate(tokens)]
-    config = {"pattern": ".", "default_vocab_size": len(tokens) + specials, "default_num_special_tokens": specials}
-    return {"config": config, "vocab": vocab, "special_tokens": [{"rank": 1, "token_str": "<s>", "is_control": True}]}
+    vocab = [
+        {"rank": i, "token_bytes": base64.b64encode(t).decode(), "token_str": None}
+        for i, t in enumerate(tokens)
+    ]
+    config = {
+        "pattern": ".",
+        "default_vocab_size": len(tokens) + specials,
+        "default_num_special_tokens": specials,
+    }
+    return {
+        "config": config,
+        "vocab": vocab,
+        "special_tokens": [{"rank": 1, "token_str": "<s>", "is_control": True}],
+    }
 
 
 def test_tokenizer_json(tmp_path: Path) -> None:
@@ -173,11 +187,17 @@ target, draft = read(sys.argv[1] + "/target"), read(sys.argv[1] + "/draft")
 verdict = vocabulary.check(target, draft, heterogeneous=False, is_head=False, floor=0.5)
 print([(f.code, f.severity, f.fix) for f in verdict.findings])
 """
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == str([("tokenizer-unreadable", "warning", "pip install 'specserve[vocab]'")])
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == str(
+        [("tokenizer-unreadable", "warning", "pip install 'specserve[vocab]'")]
+    )
 
 
-def plain(base: dict[str, int], added: dict[str, int] | None = None, digest: str = "x") -> Tokenizer:
+def plain(
+    base: dict[str, int], added: dict[str, int] | None = None, digest: str = "x"
+) -> Tokenizer:
     """A tokenizer that is only a map."""
     return Tokenizer("tiktoken", "f", digest, base, added or {})
 
@@ -206,7 +226,9 @@ def test_first_five_differences_with_both_strings() -> None:
     ],
 )
 def test_relation(
-    ours: tuple[dict[str, int], dict[str, int]], theirs: tuple[dict[str, int], dict[str, int]], relation: str
+    ours: tuple[dict[str, int], dict[str, int]],
+    theirs: tuple[dict[str, int], dict[str, int]],
+    relation: str,
 ) -> None:
     """Reserved and added tokens may differ with a warning, ordinary ones may not."""
     assert vocabulary.compare(plain(*ours), plain(*theirs, digest="y")).relation == relation
@@ -229,7 +251,11 @@ def test_newer_and_older_merges_are_the_same_rules(tmp_path: Path) -> None:
     make.write(tmp_path / "new", new)
     make.write(tmp_path / "old", old)
     comparison = vocabulary.compare(load(tmp_path / "new"), load(tmp_path / "old"))
-    assert (comparison.relation, comparison.rule_differences, comparison.same_file) == ("identical", (), False)
+    assert (comparison.relation, comparison.rule_differences, comparison.same_file) == (
+        "identical",
+        (),
+        False,
+    )
 
 
 def test_other_rules_same_sample(tmp_path: Path) -> None:
@@ -237,7 +263,10 @@ def test_other_rules_same_sample(tmp_path: Path) -> None:
     other = make.small_llama()
     assert other.tokenizer is not None
     other.tokenizer["normalizer"] = {"type": "Sequence", "normalizers": []}
-    target, draft = read(str(make.write(tmp_path / "t", make.llama()))), read(str(make.write(tmp_path / "d", other)))
+    target, draft = (
+        read(str(make.write(tmp_path / "t", make.llama()))),
+        read(str(make.write(tmp_path / "d", other))),
+    )
     verdict = vocabulary.check(target, draft, heterogeneous=False, is_head=False, floor=0.5)
     assert [(f.code, f.severity) for f in verdict.findings] == [("tokenizer-rules", "info")]
     assert verdict.comparison is not None
@@ -249,4 +278,7 @@ def test_stop_ids_prefer_generation_config(tmp_path: Path) -> None:
     facts = read(str(make.write(tmp_path / "m", make.llama())))
     assert vocabulary.stop_ids(facts) == [2]
     assert vocabulary.stop_ids(replace(facts, generation_config={"eos_token_id": [9, 7]})) == [7, 9]
-    assert vocabulary.stop_ids(replace(facts, config={}, generation_config={"eos_token_id": None})) == []
+    assert (
+        vocabulary.stop_ids(replace(facts, config={}, generation_config={"eos_token_id": None}))
+        == []
+    )

@@ -52,7 +52,9 @@ def plan(
     return vram.plan(Settings.model_validate(body), ModelFacts("target", target), proposer, **given)
 
 
-def device(index: int = 0, *, used_gib: float = 0.0, total_gib: float = 80.0, reserved_gib: float = 0.5) -> Device:
+def device(
+    index: int = 0, *, used_gib: float = 0.0, total_gib: float = 80.0, reserved_gib: float = 0.5
+) -> Device:
     """A detected GPU."""
     return Device(
         index,
@@ -110,7 +112,12 @@ def test_what_does_not_fit_shows_every_term_and_the_largest_context() -> None:
     lines = error.message.splitlines()
     assert lines[0].startswith("target and draft do not fit GPU 0: need ")
     assert lines[0].endswith("budget 21.2 GiB (0.90 of 23.5 GiB)")
-    assert [line.split("  ")[1] for line in lines[1:]] == ["target weights", "draft weights", "KV cache", "overhead"]
+    assert [line.split("  ")[1] for line in lines[1:]] == [
+        "target weights",
+        "draft weights",
+        "KV cache",
+        "overhead",
+    ]
     assert "1 sequence of 40960 tokens, 256 KiB per token" in lines[3]
     longest = refused.largest_max_model_len
     assert error.fix == f"set engine.max_model_len to {longest} or less, or quantize the target"
@@ -122,18 +129,25 @@ def test_weights_that_do_not_fit_at_all_say_by_how_much() -> None:
     """Where no context fits, the fix does not name one."""
     refused = plan({"gpu_name": "NVIDIA T4"})
     assert refused.largest_max_model_len == 0
-    assert (only(of_plan(refused), "does-not-fit").fix or "").startswith("weights and overhead alone are ")
+    assert (only(of_plan(refused), "does-not-fit").fix or "").startswith(
+        "weights and overhead alone are "
+    )
 
 
 def test_a_smaller_batch_is_named_first_where_it_is_enough() -> None:
     """What the activation takes beyond what is missing can be had without another GPU or model."""
     lower = "lower engine.max_num_seqs ({}) and engine.max_num_batched_tokens ({}), or "
-    for seqs, tokens, start in ((1024, 8192, "weights and overhead alone are "), (512, 32768, "lower ")):
+    for seqs, tokens, start in (
+        (1024, 8192, "weights and overhead alone are "),
+        (512, 32768, "lower "),
+    ):
         batch = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens, "max_model_len": 8192}
         fix = only(of_plan(plan(RTX_4090, engine=batch)), "does-not-fit").fix or ""
         assert fix.startswith(start)
         assert lower.format(seqs, tokens) in fix
-    assert plan(RTX_4090, engine={"max_num_seqs": 64, "max_num_batched_tokens": 8192, "max_model_len": 8192}).fits
+    assert plan(
+        RTX_4090, engine={"max_num_seqs": 64, "max_num_batched_tokens": 8192, "max_model_len": 8192}
+    ).fits
 
 
 def test_the_draft_is_counted() -> None:
@@ -149,12 +163,17 @@ def test_the_draft_is_counted() -> None:
 @pytest.mark.parametrize(("method", "copies"), [("eagle3", 2), ("draft_model", 1)])
 def test_the_draft_is_repeated_or_shared(method: str, copies: int) -> None:
     """A head with TP 1 beside a target with TP 2 lies whole on each GPU; a draft model always has the target's TP."""
-    models: dict[str, Any] = {"target_model": {"path": "t", "tensor_parallel_size": 2}, "draft_model": {"path": "d"}}
+    models: dict[str, Any] = {
+        "target_model": {"path": "t", "tensor_parallel_size": 2},
+        "draft_model": {"path": "d"},
+    }
     found = []
     for tp in (None, 1):
         models["draft_model"]["tensor_parallel_size"] = tp
         body = {"models": models, "hardware": H100, "speculative_decoding": {"method": method}}
-        made = vram.plan(Settings.model_validate(body), ModelFacts("t", QWEN3_8B), ModelFacts("d", QWEN3_0_6B))
+        made = vram.plan(
+            Settings.model_validate(body), ModelFacts("t", QWEN3_8B), ModelFacts("d", QWEN3_0_6B)
+        )
         found.append(made.gpus[1].draft_weights_bytes)
     assert found[1] == pytest.approx(copies * found[0], rel=0.02)
 
@@ -172,7 +191,11 @@ def test_lookup_methods_need_no_memory() -> None:
     assert made.gpus[0].draft_weights_bytes == 0
     assert made.kv_bytes_per_token == 36 * 4096
     refused = plan({"gpu_name": "NVIDIA T4"}, draft=False, speculation={"method": "suffix"})
-    for text in (vram_text.render(made), vram_text.render(refused), only(of_plan(refused), "does-not-fit").message):
+    for text in (
+        vram_text.render(made),
+        vram_text.render(refused),
+        only(of_plan(refused), "does-not-fit").message,
+    ):
         assert "draft" not in text
 
 
@@ -204,7 +227,9 @@ def test_too_few_gpus_are_refused() -> None:
     assert found.message == "TP 4 x PP 1 needs 4 GPUs; there are 2"
     assert found.fix == "give it 4 GPUs, or set models.target_model.tensor_parallel_size to 2"
     three = plan(devices=[device(i) for i in range(3)], models={"tensor_parallel_size": 4})
-    assert only(of_plan(three), "does-not-fit").fix == found.fix  # 32 heads on 3 GPUs would be refused next
+    assert (
+        only(of_plan(three), "does-not-fit").fix == found.fix
+    )  # 32 heads on 3 GPUs would be refused next
 
 
 def test_tp_must_divide_heads_and_vocabulary() -> None:
@@ -229,7 +254,10 @@ def test_who_holds_others_memory_is_named() -> None:
     """Pid, name and size where NVML tells, for the error and for the warning."""
     held = (DeviceProcess(41, int(1.5 * GIB), "python3"), DeviceProcess(42, None))
     for used, severity in ((20, "error"), (2, "warning")):
-        finding = only(of_plan(plan(devices=[replace(device(used_gib=used), processes=held)])), "other-processes")
+        finding = only(
+            of_plan(plan(devices=[replace(device(used_gib=used), processes=held)])),
+            "other-processes",
+        )
         assert finding.severity == severity
         assert "by other processes (pid 41 python3 1.5 GiB, pid 42 (unknown))" in finding.message
 
@@ -239,14 +267,22 @@ def test_a_little_of_others_memory_is_a_warning() -> None:
     made = plan(devices=[device(used_gib=2)])
     assert made.fits
     assert only(of_plan(made), "other-processes").severity == "warning"
-    assert not [f for f in of_plan(plan(devices=[device(used_gib=0.2)])) if f.code == "other-processes"]
+    assert not [
+        f for f in of_plan(plan(devices=[device(used_gib=0.2)])) if f.code == "other-processes"
+    ]
 
 
 def test_draft_logits_that_no_profiling_sees_are_named() -> None:
     """1024 sequences x 3 draft tokens x 151936 x 4 bytes is 1.7 GiB."""
     message = only(of_plan(plan(H100)), "logits-buffer-large").message
-    assert message == "a full step of draft tokens needs 1.7 GiB of logits that vLLM's profiling does not see"
-    small, bounded = plan(H100, engine={"max_num_seqs": 64}), plan(H100, speculation={"max_batch_size": 8})
+    assert (
+        message
+        == "a full step of draft tokens needs 1.7 GiB of logits that vLLM's profiling does not see"
+    )
+    small, bounded = (
+        plan(H100, engine={"max_num_seqs": 64}),
+        plan(H100, speculation={"max_batch_size": 8}),
+    )
     scheduled = plan(H100, speculation={"schedule": [(1, 64, 3), (65, 1024, 0)]})
     for made in (small, bounded, scheduled):
         assert not [f for f in of_plan(made) if f.code == "logits-buffer-large"]
@@ -260,7 +296,10 @@ def test_kept_draft_distributions_count_too() -> None:
 
 def test_the_table_names_both_formats() -> None:
     """A quantized target beside a 16-bit draft: each with its own format."""
-    quantized = {**QWEN3_8B, "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}}
+    quantized = {
+        **QWEN3_8B,
+        "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128},
+    }
     lines = vram_text.render(plan(H100, target=quantized)).splitlines()
     assert lines[1].endswith("awq")
     assert lines[2].endswith("draft_model, 16 bits")
@@ -275,7 +314,9 @@ def test_a_share_above_0_92_with_a_draft_is_tight() -> None:
 def test_nothing_outside_the_budget_is_refused() -> None:
     """Eight GPUs without NVLink take more than a GiB for collectives after the cache is sized."""
     hardware = {"gpu_name": "NVIDIA RTX PRO 4500 Blackwell", "gpu_count": 8}
-    made = plan(hardware, models={"tensor_parallel_size": 8}, engine={"gpu_memory_utilization": 0.96})
+    made = plan(
+        hardware, models={"tensor_parallel_size": 8}, engine={"gpu_memory_utilization": 0.96}
+    )
     assert made.refusal == "headroom"
 
 
@@ -284,12 +325,16 @@ def test_headroom_is_what_nobody_has() -> None:
     gpus = [device(0), device(1, used_gib=7.6)]
     made = plan(devices=gpus, models={"tensor_parallel_size": 2})
     assert made.refusal == "headroom"
-    assert only(of_plan(made), "does-not-fit").message.startswith("only 0.35 GiB of GPU 1 stay outside")
+    assert only(of_plan(made), "does-not-fit").message.startswith(
+        "only 0.35 GiB of GPU 1 stay outside"
+    )
 
 
 def test_few_requests_are_named_with_and_without_the_draft() -> None:
     """Fewer than two requests of the full context is a warning."""
-    made = plan({"gpu_name": "NVIDIA L40S"}, engine={"max_model_len": 40960, "gpu_memory_utilization": 0.8})
+    made = plan(
+        {"gpu_name": "NVIDIA L40S"}, engine={"max_model_len": 40960, "gpu_memory_utilization": 0.8}
+    )
     assert 1 < made.capacity.requests < 2
     assert "without the draft" in only(of_plan(made), "low-concurrency").message
 
@@ -316,15 +361,24 @@ def test_the_cpu_backend_reports_ram() -> None:
     made = plan(engine=env, backend="cpu", free_ram_bytes=32 * GIB)
     assert made.fits
     assert made.gpus[0].kv_cache_bytes == 4 * GIB
-    assert (made.gpus[0].activation_bytes, made.gpus[0].cuda_graph_bytes, made.gpus[0].non_torch_bytes) == (0, 0, 0)
+    assert (
+        made.gpus[0].activation_bytes,
+        made.gpus[0].cuda_graph_bytes,
+        made.gpus[0].non_torch_bytes,
+    ) == (0, 0, 0)
     assert vram_text.render(made).startswith("Memory, 32.0 GiB free\n")
     refused = plan(engine=env, backend="cpu", free_ram_bytes=16 * GIB)
-    assert "not fit in memory: need 20.4 GiB, free 16.0 GiB" in only(of_plan(refused), "does-not-fit").message
+    assert (
+        "not fit in memory: need 20.4 GiB, free 16.0 GiB"
+        in only(of_plan(refused), "does-not-fit").message
+    )
 
 
 def test_pipeline_stages_are_planned_apart() -> None:
     """The last stage holds the LM head and the sampler, so it decides."""
-    made = plan(H100, models={"pipeline_parallel_size": 2}, draft=False, speculation={"enabled": False})
+    made = plan(
+        H100, models={"pipeline_parallel_size": 2}, draft=False, speculation={"enabled": False}
+    )
     assert [g.stage for g in made.gpus] == [0, 1]
     assert made.gpus[1].activation_bytes > made.gpus[0].activation_bytes
     assert made.tightest.stage == 1
@@ -341,12 +395,17 @@ def test_text_has_every_term_and_ends_with_the_conclusion() -> None:
 def test_a_gpu_of_unknown_memory_is_named() -> None:
     """What is missing is the memory then, not the name."""
     said = vram_text.conclusion(plan({"gpu_name": "banana"}))
-    assert said == "the memory of 'banana' is not known; set hardware.gpu_memory_gib to see whether it fits"
+    assert (
+        said
+        == "the memory of 'banana' is not known; set hardware.gpu_memory_gib to see whether it fits"
+    )
 
 
 def _grid() -> list[vram_text.Cell]:
     def again(length: int, draft: bool, share: float) -> vram.Plan:
-        return plan(RTX_4090, draft=draft, engine={"max_model_len": length, "gpu_memory_utilization": share})
+        return plan(
+            RTX_4090, draft=draft, engine={"max_model_len": length, "gpu_memory_utilization": share}
+        )
 
     return vram_text.grid(again, 8192, 40960, {0.8, 0.85, 0.9, 0.95}, draft=True)
 
@@ -381,7 +440,8 @@ def test_a_figure_far_off_is_one_warning_with_both_numbers() -> None:
     """A draft that was placed otherwise than planned: 18.0 GiB planned, 30 loaded."""
     made = plan(H100)
     found = calibration.reconcile(
-        made.as_dict(), report(model_loading_bytes=30 * GIB, kv_cache_tokens=made.gpus[0].kv_cache_tokens)
+        made.as_dict(),
+        report(model_loading_bytes=30 * GIB, kv_cache_tokens=made.gpus[0].kv_cache_tokens),
     )
     assert found.warning == (
         "memory plan is off: model_loading_bytes planned 16.4 GiB, the engine reports 30.0 GiB (-45 %)"
@@ -399,7 +459,11 @@ def test_a_calibration_replaces_what_was_modelled(tmp_path: Path) -> None:
     """Measured once, saved beside the config, the next plan gives exactly the engine's pool."""
     config = tmp_path / "pair.yaml"
     made = plan(H100)
-    said = report(model_loading_bytes=int(16.8 * GIB), available_kv_bytes=50 * GIB, graph_capture_bytes=GIB // 2)
+    said = report(
+        model_loading_bytes=int(16.8 * GIB),
+        available_kv_bytes=50 * GIB,
+        graph_capture_bytes=GIB // 2,
+    )
     measured = calibration.measure(made.as_dict(), said, key="k", engine="0.32.0")
     assert measured is not None
     assert measured.engine == "0.32.0"

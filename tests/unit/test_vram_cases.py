@@ -111,9 +111,13 @@ def test_the_page_is_what_the_program_writes(everything: list[Case]) -> None:
     import importlib.machinery
     import importlib.util
 
-    loader = importlib.machinery.SourceFileLoader("vram_accuracy", str(ROOT / "scripts" / "vram-accuracy"))
+    loader = importlib.machinery.SourceFileLoader(
+        "vram_accuracy", str(ROOT / "scripts" / "vram-accuracy")
+    )
     spec = importlib.util.spec_from_loader("vram_accuracy", loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
-    assert (ROOT / "docs" / "vram-accuracy.md").read_text(encoding="utf-8") == module.page(everything)
+    assert (ROOT / "docs" / "vram-accuracy.md").read_text(encoding="utf-8") == module.page(
+        everything
+    )

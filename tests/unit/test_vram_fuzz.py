@@ -68,7 +68,9 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
             if draw(st.booleans()):
                 del place[key]
             else:
-                place[key] = copy.deepcopy(draw(ODD))  # what is drawn may be shared, and changed in the next round
+                place[key] = copy.deepcopy(
+                    draw(ODD)
+                )  # what is drawn may be shared, and changed in the next round
     return config
 
 

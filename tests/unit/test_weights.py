@@ -34,15 +34,24 @@ def shape(config: dict[str, Any], *, tp: int = 1, pp: int = 1, dtype: str = "aut
     """A deployment of 8192 tokens."""
     target = {"path": "t", "tensor_parallel_size": tp, "pipeline_parallel_size": pp, "dtype": dtype,
               "quantization": quantization}  # fmt: skip
-    body = {"models": {"target_model": target}, "engine": {"max_model_len": 8192, "extra_args": extra}}
+    body = {
+        "models": {"target_model": target},
+        "engine": {"max_model_len": 8192, "extra_args": extra},
+    }
     facts = ModelFacts("t", config)
-    return shapes.resolve(Settings.model_validate(body), facts, backend="gpu", engine_version="0.32.0", gpu_bytes=None)
+    return shapes.resolve(
+        Settings.model_validate(body), facts, backend="gpu", engine_version="0.32.0", gpu_bytes=None
+    )
 
 
-def weigh(tensors: dict[str, TensorFacts], config: dict[str, Any] = CONFIG, **changes: Any) -> Weights:
+def weigh(
+    tensors: dict[str, TensorFacts], config: dict[str, Any] = CONFIG, **changes: Any
+) -> Weights:
     """The weights of a checkpoint with these tensors, without its rope table."""
     made = shape(config, **changes)
-    return weights.of_model(ModelFacts("t", config, tensors=tensors), made, online=made.quantization)
+    return weights.of_model(
+        ModelFacts("t", config, tensors=tensors), made, online=made.quantization
+    )
 
 
 def of_stage(found: Weights, stage: int = 0) -> int:
@@ -67,7 +76,9 @@ def of_stage(found: Weights, stage: int = 0) -> int:
         ("vision_tower.layers.0.mlp.fc1.weight", (4096, 1024), 4, 4096 * 1024 * 2 // 4),
     ],
 )
-def test_what_is_shared_and_what_is_repeated(name: str, rows_columns: tuple[int, ...], tp: int, expected: int) -> None:
+def test_what_is_shared_and_what_is_repeated(
+    name: str, rows_columns: tuple[int, ...], tp: int, expected: int
+) -> None:
     """Column and row parallel layers are cut, heads down to one, the vocabulary in padded rows; others are repeated."""
     assert of_stage(weigh({name: tensor(rows_columns)}, tp=tp)) == expected
 
@@ -82,7 +93,9 @@ def test_a_tower_can_be_repeated() -> None:
 def test_experts_are_cut_by_tp_or_handed_out_whole() -> None:
     """With expert parallelism a GPU holds whole experts: 3 of 10 at EP 4."""
     config = {**CONFIG, "num_experts": 10}
-    tensors = {f"model.layers.0.mlp.experts.{i}.up_proj.weight": tensor((4096, 1024)) for i in range(10)}
+    tensors = {
+        f"model.layers.0.mlp.experts.{i}.up_proj.weight": tensor((4096, 1024)) for i in range(10)
+    }
     one = 4096 * 1024 * 2
     assert of_stage(weigh(tensors, config, tp=4)) == 10 * one // 4
     assert of_stage(weigh(tensors, config, tp=4, **{"enable-expert-parallel": True})) == 3 * one
@@ -90,7 +103,10 @@ def test_experts_are_cut_by_tp_or_handed_out_whole() -> None:
 
 def test_tied_embeddings_count_once_per_stage_that_needs_them() -> None:
     """A tied LM head is no second matrix, but with PP the last stage needs its own copy of the embedding."""
-    tensors = {"model.embed_tokens.weight": tensor((32000, 1024)), "lm_head.weight": tensor((32000, 1024))}
+    tensors = {
+        "model.embed_tokens.weight": tensor((32000, 1024)),
+        "lm_head.weight": tensor((32000, 1024)),
+    }
     one = 32000 * 1024 * 2
     assert of_stage(weigh(tensors)) == 2 * one
     assert of_stage(weigh(tensors, {**CONFIG, "tie_word_embeddings": True})) == one
@@ -101,7 +117,10 @@ def test_tied_embeddings_count_once_per_stage_that_needs_them() -> None:
 def test_the_fullest_stage_decides() -> None:
     """Layers go to stages in order; embedding to the first, LM head to the last."""
     tensors = {f"model.layers.{i}.mlp.down_proj.weight": tensor((1024, 4096)) for i in range(2)}
-    tensors |= {"model.embed_tokens.weight": tensor((32000, 1024)), "lm_head.weight": tensor((64000, 1024))}
+    tensors |= {
+        "model.embed_tokens.weight": tensor((32000, 1024)),
+        "lm_head.weight": tensor((64000, 1024)),
+    }
     found = weigh(tensors, pp=2)
     assert [of_stage(found, i) for i in (0, 1)] == [2**23 + 65_536_000, 2**23 + 132_120_576]
     assert max(found.stage_bytes) == found.stage_bytes[1]
@@ -127,7 +146,10 @@ def test_experts_of_an_mtp_module_are_cut(prefix: str) -> None:
     assert weigh(experts, config, tp=4).mtp_bytes == 2 * one
     assert weigh(experts, config, tp=4, **{"enable-expert-parallel": True}).mtp_bytes == 2 * one
     assert weigh({"mtp.fc.weight": tensor((1024, 2048))}, tp=4).mtp_bytes == 1024 * 512 * 2
-    assert weigh({"model.mtp_layers.0.mlp.down_proj.weight": tensor((1024, 4096))}).mtp_bytes == 1024 * 4096 * 2
+    assert (
+        weigh({"model.mtp_layers.0.mlp.down_proj.weight": tensor((1024, 4096))}).mtp_bytes
+        == 1024 * 4096 * 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,35 +157,59 @@ def test_experts_of_an_mtp_module_are_cut(prefix: str) -> None:
     [
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, True),
         ({"quant_method": "fp8", "modules_to_not_convert": ["model.layers.2.mlp"]}, False),
-        ({"quant_method": "compressed-tensors", "ignore": ["lm_head", "model.layers.2.eh_proj"]}, True),
-        ({"quant_method": "compressed-tensors", "ignore": ["lm_head", "model.layers.1.mlp.gate"]}, False),
+        (
+            {"quant_method": "compressed-tensors", "ignore": ["lm_head", "model.layers.2.eh_proj"]},
+            True,
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "ignore": ["lm_head", "model.layers.1.mlp.gate"],
+            },
+            False,
+        ),
         ({"quant_method": "gptq", "bits": 8}, False),
     ],
 )
-def test_which_quantized_checkpoints_have_a_quantized_mtp_module(quantized: dict[str, Any], eight_bit: bool) -> None:
+def test_which_quantized_checkpoints_have_a_quantized_mtp_module(
+    quantized: dict[str, Any], eight_bit: bool
+) -> None:
     """From config.json alone: FP8 releases and lists that know the module; other quantizers copy it as it was."""
     config = {**CONFIG, "num_nextn_predict_layers": 1, "quantization_config": quantized}
     found = parameters.of_config(config, config)
     assert found is not None
-    down = sum(t.nbytes for n, t in found.items() if n.startswith("model.layers.2.mlp.down_proj.weight"))
+    down = sum(
+        t.nbytes for n, t in found.items() if n.startswith("model.layers.2.mlp.down_proj.weight")
+    )
     assert (down < 1024 * 4096 * 1.1) is eight_bit
     assert found["model.layers.2.eh_proj.weight"].dtype == "BF16"
 
 
 @pytest.mark.parametrize(
     ("dtype", "setting", "expected"),
-    [("F32", "auto", 2), ("BF16", "float32", 4), ("F8_E4M3", "auto", 1), ("U8", "auto", 1), ("I32", "auto", 4)],
+    [
+        ("F32", "auto", 2),
+        ("BF16", "float32", 4),
+        ("F8_E4M3", "auto", 1),
+        ("U8", "auto", 1),
+        ("I32", "auto", 4),
+    ],
 )
 def test_floats_are_loaded_in_the_models_dtype(dtype: str, setting: str, expected: int) -> None:
     """float32 weights are halved on loading, packed and 8-bit weights stay as they are."""
-    found = weigh({"model.layers.0.mlp.down_proj.weight": tensor((1024, 4096), dtype)}, dtype=setting)
+    found = weigh(
+        {"model.layers.0.mlp.down_proj.weight": tensor((1024, 4096), dtype)}, dtype=setting
+    )
     rope = 8192 * 128 * (4 if setting == "float32" else 2)
     assert found.stage_bytes[0] - rope == 1024 * 4096 * expected
 
 
 def test_scales_keep_their_dtype() -> None:
     """float32 scales of a quantized weight are not converted."""
-    assert of_stage(weigh({"model.layers.0.mlp.down_proj.weight_scale_inv": tensor((8, 32), "F32")})) == 1024
+    assert (
+        of_stage(weigh({"model.layers.0.mlp.down_proj.weight_scale_inv": tensor((8, 32), "F32")}))
+        == 1024
+    )
 
 
 def test_online_quantization_shrinks_linear_layers_only() -> None:
@@ -173,7 +219,10 @@ def test_online_quantization_shrinks_linear_layers_only() -> None:
         "model.layers.0.input_layernorm.weight": tensor((1024,)),
         "model.embed_tokens.weight": tensor((32000, 512)),
     }
-    assert of_stage(weigh(tensors, quantization="fp8")) == 1024 * 4096 + 2048 + 32000 * 512 * 2 + 2**18 * 3
+    assert (
+        of_stage(weigh(tensors, quantization="fp8"))
+        == 1024 * 4096 + 2048 + 32000 * 512 * 2 + 2**18 * 3
+    )
 
 
 def test_fused_parameters_are_rounded_as_pytorch_allocates() -> None:
@@ -184,7 +233,13 @@ def test_fused_parameters_are_rounded_as_pytorch_allocates() -> None:
 
 def test_latent_attention_keeps_absorbed_matrices() -> None:
     """MLA multiplies kv_b_proj out once more for decoding: the same size again in 16 bits, divided by TP."""
-    config = {**CONFIG, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "v_head_dim": 128, "qk_rope_head_dim": 64}
+    config = {
+        **CONFIG,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+        "qk_rope_head_dim": 64,
+    }
     found = weigh({"model.norm.weight": tensor((1024,))}, config, tp=2)
     assert found.stage_bytes[0] == 2048 + 8192 * 64 * 2 + 2 * 512 * 4 * 256 * 2
 

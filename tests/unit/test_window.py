@@ -15,10 +15,14 @@ from specserve.sidecar.window import RESOLUTION, Window
 from tests.virtual_engine import VirtualEngine
 
 
-def snapshot(at: float, *engines: VirtualEngine, start: float | None = 1000.0, **http: int) -> EngineSnapshot:
+def snapshot(
+    at: float, *engines: VirtualEngine, start: float | None = 1000.0, **http: int
+) -> EngineSnapshot:
     """One read of these engines."""
     text = "".join(e.text(start=None, http=http if i == 0 else None) for i, e in enumerate(engines))
-    return parse(text + ("" if start is None else f"process_start_time_seconds {start}\n"), at_seconds=at)
+    return parse(
+        text + ("" if start is None else f"process_start_time_seconds {start}\n"), at_seconds=at
+    )
 
 
 def minute(window: Window, name: str, **labels: str) -> float | None:
@@ -52,7 +56,10 @@ def test_positions_unconditional_and_conditional() -> None:
     window.add(snapshot(5, engine))
     found = [minute(window, "acceptance_rate_per_position", position=str(i)) for i in range(3)]
     assert found == [0.9, 0.6, 0.3]
-    conditional = [minute(window, "conditional_acceptance_rate_per_position", position=str(i)) for i in range(3)]
+    conditional = [
+        minute(window, "conditional_acceptance_rate_per_position", position=str(i))
+        for i in range(3)
+    ]
     assert conditional == pytest.approx([0.9, 0.6 / 0.9, 0.5])
 
 
@@ -118,7 +125,12 @@ def test_an_older_process_is_not_this_one() -> None:
     ours.work(drafts=100, rates=(0.9, 0.6, 0.3))
     assert window.add(snapshot(10, ours, start=1001.0))
     assert minute(window, "acceptance_rate") == pytest.approx(0.6)
-    assert [window.add(snapshot(15 + i, other, start=1000.0)) for i in range(4)] == [False, False, False, True]
+    assert [window.add(snapshot(15 + i, other, start=1000.0)) for i in range(4)] == [
+        False,
+        False,
+        False,
+        True,
+    ]
 
 
 def test_engines_are_summed_before_dividing() -> None:
@@ -161,7 +173,9 @@ def test_a_gap_in_the_reads_loses_nothing_and_bends_nothing() -> None:
     engine.work(drafts=6000, rates=(0.9, 0.6, 0.3))
     window.add(snapshot(600, engine))
     assert minute(window, "acceptance_rate") is None
-    assert readings(window, 300.0)[key("specserve_acceptance_rate", window="5m")] == pytest.approx(0.6)
+    assert readings(window, 300.0)[key("specserve_acceptance_rate", window="5m")] == pytest.approx(
+        0.6
+    )
     engine.work(drafts=10, rates=(0.3, 0.3, 0.3))
     window.add(snapshot(605, engine))
     assert minute(window, "acceptance_rate") == pytest.approx(0.3)
@@ -212,8 +226,14 @@ def test_every_window_is_exact_and_memory_bounded(longest: float) -> None:
     assert len(window._history) <= 1_200
 
 
-@given(st.lists(st.tuples(st.integers(0, 50), st.booleans(), st.integers(1, 30)), min_size=2, max_size=40))
-def test_totals_are_what_was_done_whatever_the_counters_did(steps: list[tuple[int, bool, int]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 50), st.booleans(), st.integers(1, 30)), min_size=2, max_size=40
+    )
+)
+def test_totals_are_what_was_done_whatever_the_counters_did(
+    steps: list[tuple[int, bool, int]],
+) -> None:
     """Resets anywhere: totals never fall, never lose what a read saw, and no window is ever negative."""
     engine, window, done, at = VirtualEngine(), Window(), 0, 0.0
     window.add(snapshot(0.0, engine))

@@ -88,10 +88,19 @@ def greedy_reason(gaps: Sequence[float]) -> str | None:
     return f"greedy text is not the target's: {clear} of {len(gaps)} tokens are clearly not its first choice"
 
 
-def gaps(tokens: Sequence[int], scores: Sequence[Mapping[str, Mapping[str, Any]] | None]) -> list[float]:
+def gaps(
+    tokens: Sequence[int], scores: Sequence[Mapping[str, Mapping[str, Any]] | None]
+) -> list[float]:
     """Distance of each token to the best one in nats, from vLLM's ``prompt_logprobs`` at the same places."""
-    rows = [(str(token), row) for token, row in zip(tokens, scores, strict=True) if row and str(token) in row]
-    return [max(float(s["logprob"]) for s in row.values()) - float(row[token]["logprob"]) for token, row in rows]
+    rows = [
+        (str(token), row)
+        for token, row in zip(tokens, scores, strict=True)
+        if row and str(token) in row
+    ]
+    return [
+        max(float(s["logprob"]) for s in row.values()) - float(row[token]["logprob"])
+        for token, row in rows
+    ]
 
 
 def collapse_reason(
@@ -118,7 +127,10 @@ def unprintable_reason(text: str) -> str | None:
     >>> unprintable_reason("\\ufffd\\x07 }\\ufffd"), unprintable_reason("héllo 你好 🙂 done")
     ('3 of 5 characters are unprintable', None)
     """
-    bad = sum(c == "\ufffd" or (unicodedata.category(c) in ("Cc", "Cn", "Co") and c not in "\n\r\t") for c in text)
+    bad = sum(
+        c == "\ufffd" or (unicodedata.category(c) in ("Cc", "Cn", "Co") and c not in "\n\r\t")
+        for c in text
+    )
     return f"{bad} of {len(text)} characters are unprintable" if bad > 0.1 * len(text) else None
 
 

@@ -23,7 +23,12 @@ MOST_AT_ONCE = 16
 LINE = "The quick brown fox jumps over the lazy dog. "
 RAW = LINE * 2 + "The quick brown"
 SHORT = "1 2 1 2 1 2"
-CHAT = ({"role": "user", "content": f"Write this sentence five times, and nothing else: {LINE.strip()}"},)
+CHAT = (
+    {
+        "role": "user",
+        "content": f"Write this sentence five times, and nothing else: {LINE.strip()}",
+    },
+)
 
 PLAIN: Mapping[str, Any] = {
     "top_p": 1.0,
@@ -79,9 +84,13 @@ class Asker:
             self._raw = SHORT
         return self.ask(SHORT, sampling, tokens=TOKENS // 2)
 
-    def ask(self, prompt: Prompt, sampling: Mapping[str, Any], *, tokens: int = TOKENS, **extra: Any) -> Completion:
+    def ask(
+        self, prompt: Prompt, sampling: Mapping[str, Any], *, tokens: int = TOKENS, **extra: Any
+    ) -> Completion:
         """One text."""
-        return self.client.complete(prompt, max_tokens=tokens, timeout=self.left(), **sampling, **extra)
+        return self.client.complete(
+            prompt, max_tokens=tokens, timeout=self.left(), **sampling, **extra
+        )
 
     def left(self) -> float:
         """Seconds until the deadline; OutOfTime when it has passed."""
@@ -104,7 +113,9 @@ class Asker:
         sampled = self._next_tokens(prefixes, sampling) if sampling else ()
         return Judged(tuple(made), tuple(first[p] for p in prefixes), sampled)
 
-    def _next_tokens(self, prefixes: Sequence[Sequence[int]], sampling: Mapping[str, Any]) -> tuple[int, ...]:
+    def _next_tokens(
+        self, prefixes: Sequence[Sequence[int]], sampling: Mapping[str, Any]
+    ) -> tuple[int, ...]:
         """One token after each: such a request ends before anything is drafted.
 
         The salt keeps KV entries that were written while drafting out of the reference.
@@ -113,18 +124,26 @@ class Asker:
         found: list[int] = []
         width = min([MOST_AT_ONCE, *self._limit()])
         for start in range(0, len(prefixes), width):
-            answers = self.client.complete_each(prefixes[start : start + width], timeout=self.left(), **reference)
+            answers = self.client.complete_each(
+                prefixes[start : start + width], timeout=self.left(), **reference
+            )
             found += [answer.token_ids[0] if answer.token_ids else -1 for answer in answers]
         return tuple(found)
 
-    def samples(self, prompt: Sequence[int], sampling: Mapping[str, Any], wanted: int) -> list[Completion]:
+    def samples(
+        self, prompt: Sequence[int], sampling: Mapping[str, Any], wanted: int
+    ) -> list[Completion]:
         """Short texts after the repetitive one, in batches that the engine still drafts for."""
         drafted = [last for _, last, tokens in schedule(self.settings) or [] if tokens]
-        width = max(1, min([FEW_AT_ONCE, *drafted[-1:], *self._limit()]) - 1)  # one more runs beside them
+        width = max(
+            1, min([FEW_AT_ONCE, *drafted[-1:], *self._limit()]) - 1
+        )  # one more runs beside them
         found: list[Completion] = []
         while len(found) < wanted:
             prompts = [list(prompt)] * min(width, wanted - len(found))
-            found += self.client.complete_each(prompts, max_tokens=SAMPLED_TOKENS, timeout=self.left(), **sampling)
+            found += self.client.complete_each(
+                prompts, max_tokens=SAMPLED_TOKENS, timeout=self.left(), **sampling
+            )
         return found
 
     def _limit(self) -> list[int]:

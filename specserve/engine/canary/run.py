@@ -76,7 +76,9 @@ def run(
 ) -> CanaryResult:
     """Run the canary. Raises EngineUnreachable when the engine is gone before it has said anything."""
     started = clock()
-    asker = Asker(client, settings, clock, deadline=started + settings.engine.canary.timeout_seconds)
+    asker = Asker(
+        client, settings, clock, deadline=started + settings.engine.canary.timeout_seconds
+    )
     return replace(_Canary(asker, sleep).result(), seconds=clock() - started)
 
 
@@ -128,25 +130,41 @@ class _Canary:
         verdict, reasons = self._verdict(corrupt)
         default = self.default.position0 if self.default else None
         drafts = self._drafts(self.greedy)
-        return CanaryResult(verdict, reasons, self._position0(), default, drafts, self.asker.compared, failed=failed)
+        return CanaryResult(
+            verdict, reasons, self._position0(), default, drafts, self.asker.compared, failed=failed
+        )
 
     def _verdict(self, corrupt: str | None) -> tuple[Verdict, tuple[str, ...]]:
         notes = tuple(self.notes)
         if corrupt:
             return "corrupt", (corrupt, *notes)
-        if self._drafts_expected() and self._drafts([*self.greedy, *([self.forced] if self.forced else [])]) == 0:
+        if (
+            self._drafts_expected()
+            and self._drafts([*self.greedy, *([self.forced] if self.forced else [])]) == 0
+        ):
             return "inactive", ("speculation is configured, but nothing was drafted", *notes)
         floor, found = self.asker.settings.engine.canary.min_position0_acceptance, self._position0()
         if found is not None and found < floor:
             so = f"{percent(found)} of drafts are accepted at position 0 of repetitive text, floor {percent(floor)}"
-            return "ineffective", (f"{so}; the draft's weights were not applied, or are not for this target", *notes)
+            return "ineffective", (
+                f"{so}; the draft's weights were not applied, or are not for this target",
+                *notes,
+            )
         return ("unproven" if notes else "ok"), notes
 
     def _position0(self) -> float | None:
         """Of the text where it is best, or of all together where each drafts little."""
-        known = [(c.drafts, c.accepted_at_0) for c in self.greedy if c.drafts and c.accepted_at_0 is not None]
-        together = _Counted(sum(drafts for drafts, _ in known), sum(accepted for _, accepted in known))
-        return max((p for c in (*self.greedy, together) if (p := c.position0) is not None), default=None)
+        known = [
+            (c.drafts, c.accepted_at_0)
+            for c in self.greedy
+            if c.drafts and c.accepted_at_0 is not None
+        ]
+        together = _Counted(
+            sum(drafts for drafts, _ in known), sum(accepted for _, accepted in known)
+        )
+        return max(
+            (p for c in (*self.greedy, together) if (p := c.position0) is not None), default=None
+        )
 
     def _drafts(self, texts: Sequence[_Counted]) -> int | None:
         known = [c.drafts for c in texts if c.drafts is not None]
@@ -155,15 +173,22 @@ class _Canary:
     def _drafts_expected(self) -> bool:
         """Whether a request that runs alone is drafted for: by the schedule, and by the method."""
         rows = schedule(self.asker.settings)
-        scheduled = rows is None or any(first <= 1 <= last and tokens for first, last, tokens in rows)
-        return scheduled and (self.asker.settings.method not in WITHOUT_DRAFT or self.forced is not None)
+        scheduled = rows is None or any(
+            first <= 1 <= last and tokens for first, last, tokens in rows
+        )
+        return scheduled and (
+            self.asker.settings.method not in WITHOUT_DRAFT or self.forced is not None
+        )
 
     def _corrupt(self) -> str | None:
         """A proof of corruption, or None. A target by itself only has to answer."""
         if self.asker.settings.method is None:
             self.asker.ask_raw(GREEDY)
             return None
-        texts = [self._counted(lambda: self.asker.chat_or_raw(GREEDY)), self._counted(lambda: self.asker.ask_raw(FULL))]
+        texts = [
+            self._counted(lambda: self.asker.chat_or_raw(GREEDY)),
+            self._counted(lambda: self.asker.ask_raw(FULL)),
+        ]
         if any(text.token_ids is None or text.prompt_token_ids is None for text in texts):
             return self._corrupt_by_signs(texts)
         raw = texts[-1].prompt_token_ids or ()
@@ -189,10 +214,14 @@ class _Canary:
         greedy = self._position0()
         text = self._counted(lambda: self.asker.ask_raw(COOL))
         cool = self.greedy.pop()
-        self.notes.append("the engine does not list its tokens, so texts could not be compared token by token")
+        self.notes.append(
+            "the engine does not list its tokens, so texts could not be compared token by token"
+        )
         if reason := corruption.collapse_reason(greedy, cool.position0, cool.drafts or 0):
             return reason
-        return next((r for t in (*texts, text) if (r := corruption.unprintable_reason(t.text))), None)
+        return next(
+            (r for t in (*texts, text) if (r := corruption.unprintable_reason(t.text))), None
+        )
 
     def _corrupt_greedy(self, text: Completion) -> str | None:
         judged = self.asker.judge([text], None)
@@ -202,11 +231,15 @@ class _Canary:
         ids, made = text.prompt_token_ids or (), text.token_ids or ()
         scores = self._scores([*ids, *made])
         if scores is None:
-            self.notes.append("greedy text leaves the target's choices, and the engine gives no scores to weigh it")
+            self.notes.append(
+                "greedy text leaves the target's choices, and the engine gives no scores to weigh it"
+            )
             return None
         return corruption.greedy_reason(corruption.gaps(made, scores[len(ids) :]))
 
-    def _scores(self, tokens: Sequence[int]) -> Sequence[Mapping[str, Mapping[str, Any]] | None] | None:
+    def _scores(
+        self, tokens: Sequence[int]
+    ) -> Sequence[Mapping[str, Mapping[str, Any]] | None] | None:
         try:
             return self.asker.ask(tokens, GREEDY, tokens=1, prompt_logprobs=1).prompt_logprobs
         except EngineRefused as error:
@@ -216,8 +249,16 @@ class _Canary:
 
     def _force_drafts(self, text: Completion) -> None:
         """Lookup methods draft only where text repeats: make it, before anything is called inactive."""
-        if self.asker.settings.method in WITHOUT_DRAFT and self._drafts(self.greedy) == 0 and text.token_ids:
-            self._counted(lambda: self.asker.ask_raw({**FULL, "allowed_token_ids": list(text.token_ids or ())[-1:]}))
+        if (
+            self.asker.settings.method in WITHOUT_DRAFT
+            and self._drafts(self.greedy) == 0
+            and text.token_ids
+        ):
+            self._counted(
+                lambda: self.asker.ask_raw(
+                    {**FULL, "allowed_token_ids": list(text.token_ids or ())[-1:]}
+                )
+            )
             self.forced = self.greedy.pop()
 
     def _counted(self, ask: Callable[[], Completion]) -> Completion:
@@ -226,7 +267,11 @@ class _Canary:
         text = ask()
         after = self._snapshot()
         for _ in range(20):  # the counters are written just after the answer
-            if after is None or before is None or after.finished_requests != before.finished_requests:
+            if (
+                after is None
+                or before is None
+                or after.finished_requests != before.finished_requests
+            ):
                 break
             self.sleep(0.05)
             after = self._snapshot()
@@ -235,7 +280,10 @@ class _Canary:
 
     def _snapshot(self) -> EngineSnapshot | None:
         try:
-            return parse(self.asker.client.metrics_text(timeout=self.asker.left()), at_seconds=self.asker.clock())
+            return parse(
+                self.asker.client.metrics_text(timeout=self.asker.left()),
+                at_seconds=self.asker.clock(),
+            )
         except (MetricsError, EngineRefused) as error:
             if str(error) not in self.notes:
                 self.notes.append(str(error))
@@ -247,5 +295,7 @@ def _between(before: EngineSnapshot | None, after: EngineSnapshot | None) -> _Co
     if before is None or after is None:
         return _Counted(None, None)
     drafts = (after.total("drafts") or 0) - (before.total("drafts") or 0)
-    at_0 = [s.accepted_per_position[0] if s.accepted_per_position else None for s in (before, after)]
+    at_0 = [
+        s.accepted_per_position[0] if s.accepted_per_position else None for s in (before, after)
+    ]
     return _Counted(drafts, None if at_0[0] is None or at_0[1] is None else at_0[1] - at_0[0])

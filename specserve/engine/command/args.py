@@ -30,7 +30,12 @@ carries the last row on (``v1/spec_decode/dynamic/utils.py``), and no default of
 OWN_FLAGS = {flag.replace("_", "-"): key for flag, key in legacy.OWN_FLAGS.items()}
 """Flags that a key of the config file writes; in ``engine.extra_args`` they would say a thing twice."""
 
-_SHORT = {"tp": "tensor-parallel-size", "pp": "pipeline-parallel-size", "sc": "speculative-config", "q": "quantization"}
+_SHORT = {
+    "tp": "tensor-parallel-size",
+    "pp": "pipeline-parallel-size",
+    "sc": "speculative-config",
+    "q": "quantization",
+}
 _REPEATED = frozenset({"middleware"})
 _JSON_LISTS = frozenset({"allowed-origins", "allowed-methods", "allowed-headers"})
 _ENGINE_OWN_KEYS = frozenset(
@@ -47,7 +52,12 @@ _BY_METHOD: Mapping[str, tuple[str, ...]] = {
     ),
     "draft_model": ("use_heterogeneous_vocab",),
 }
-_ANY_METHOD = ("draft_sample_method", "rejection_sample_method", "parallel_drafting", "disable_padded_drafter_batch")
+_ANY_METHOD = (
+    "draft_sample_method",
+    "rejection_sample_method",
+    "parallel_drafting",
+    "disable_padded_drafter_batch",
+)
 
 QUIET_PATHS = "/health,/metrics,/ping"
 """Paths whose access log would drown the engine's own lines."""
@@ -68,7 +78,11 @@ def build(settings: Settings, *, installed: Installed) -> EngineCommand:
     Raises ConfigError when ``engine.extra_args`` or ``speculative_decoding.extra_config`` say again, or against,
     what a key of their own says.
     """
-    problems = [*_doubled_flags(settings), *_doubled_keys(settings), *_nodes_without_gpus(settings, installed)]
+    problems = [
+        *_doubled_flags(settings),
+        *_doubled_keys(settings),
+        *_nodes_without_gpus(settings, installed),
+    ]
     if problems:
         raise ConfigError(problems)
     extra = extra_flags(settings)
@@ -108,8 +122,12 @@ def _flags(settings: Settings, installed: Installed) -> Flags:
         "revision": target.revision,
         "dtype": None if target.dtype == "auto" else target.dtype,
         "quantization": target.quantization,
-        "tensor-parallel-size": target.tensor_parallel_size if target.tensor_parallel_size > 1 else None,
-        "pipeline-parallel-size": target.pipeline_parallel_size if target.pipeline_parallel_size > 1 else None,
+        "tensor-parallel-size": target.tensor_parallel_size
+        if target.tensor_parallel_size > 1
+        else None,
+        "pipeline-parallel-size": target.pipeline_parallel_size
+        if target.pipeline_parallel_size > 1
+        else None,
         "trust-remote-code": target.trust_remote_code or None,
         "gpu-memory-utilization": engine.gpu_memory_utilization,
         "max-model-len": engine.max_model_len,
@@ -120,7 +138,9 @@ def _flags(settings: Settings, installed: Installed) -> Flags:
         # Both count requests in flight, running and waiting: async_llm.py, check_admission.
         "max-num-queued-reqs": server.max_concurrent_requests,
         # 0 (vLLM's default) aborts what runs; the flag came with 0.18.
-        "shutdown-timeout": math.ceil(engine.drain_timeout_seconds) if release(installed.version) >= (0, 18) else None,
+        "shutdown-timeout": math.ceil(engine.drain_timeout_seconds)
+        if release(installed.version) >= (0, 18)
+        else None,
         "disable-access-log-for-endpoints": QUIET_PATHS,
         **_nodes(settings),
         "speculative-config": spec,
@@ -132,7 +152,11 @@ def _nodes(settings: Settings) -> Flags:
     engine = settings.engine
     if engine.node_count == 1:
         return {}
-    place = {"nnodes": engine.node_count, "node-rank": engine.node_rank, "master-addr": engine.leader_address}
+    place = {
+        "nnodes": engine.node_count,
+        "node-rank": engine.node_rank,
+        "master-addr": engine.leader_address,
+    }
     return {**place, "headless": True if engine.node_rank else None}
 
 
@@ -200,7 +224,10 @@ def schedule(settings: Settings) -> list[list[int]] | None:
     last = settings.engine.max_num_seqs or WIDEST_STEP
     if spec.max_batch_size is None or spec.max_batch_size >= last:
         return None
-    return [[1, spec.max_batch_size, spec.num_speculative_tokens], [spec.max_batch_size + 1, last, 0]]
+    return [
+        [1, spec.max_batch_size, spec.num_speculative_tokens],
+        [spec.max_batch_size + 1, last, 0],
+    ]
 
 
 def extra_flags(settings: Settings) -> Flags:
@@ -211,7 +238,10 @@ def extra_flags(settings: Settings) -> Flags:
 def _middleware(settings: Settings, extra: Any) -> list[str]:
     """ASGI middleware: ours, because ``--api-key`` leaves /invocations, /metrics and others open, then the user's."""
     users = extra if isinstance(extra, list) else [] if extra is None else [extra]
-    return [*(["specserve.engine.inside.auth.RequireKey"] if settings.server.api_key else []), *map(str, users)]
+    return [
+        *(["specserve.engine.inside.auth.RequireKey"] if settings.server.api_key else []),
+        *map(str, users),
+    ]
 
 
 def _env(settings: Settings) -> dict[str, str]:
@@ -250,7 +280,11 @@ def _render(name: str, value: Any) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list | bool) else str(value)
+    return (
+        json.dumps(value, ensure_ascii=False)
+        if isinstance(value, dict | list | bool)
+        else str(value)
+    )
 
 
 def _long(name: str) -> str:
@@ -292,7 +326,9 @@ def _doubled_keys(settings: Settings) -> Iterator[Problem]:
         where = f"speculative_decoding.extra_config.{key}"
         if key in _ENGINE_OWN_KEYS:
             yield Problem(
-                f"'{key}' is filled in by vLLM itself; it must not be given", where=where, fix=f"remove {key}"
+                f"'{key}' is filled in by vLLM itself; it must not be given",
+                where=where,
+                fix=f"remove {key}",
             )
         elif key in ours:
             yield Problem(
@@ -314,7 +350,12 @@ def shell_line(command: EngineCommand) -> str:
     "VLLM_API_KEY='***' X=1 vllm serve 'a b$'"
     """
     shown = redacted(command)
-    return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in shown.env.items()), shlex.join(shown.argv)])
+    return " ".join(
+        [
+            *(f"{name}={shlex.quote(value)}" for name, value in shown.env.items()),
+            shlex.join(shown.argv),
+        ]
+    )
 
 
 def _shown(argv: Sequence[str]) -> Iterator[str]:
@@ -325,7 +366,9 @@ def _shown(argv: Sequence[str]) -> Iterator[str]:
     """
     secret = False
     for argument in argv:
-        flag, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
+        flag, equals, value = (
+            argument.partition("=") if argument.startswith("--") else ("", "", argument)
+        )
         if flag:
             secret = is_secret_name(flag)
         yield flag + equals + ("***" if secret and value else masked(value))

@@ -34,9 +34,22 @@ KV_SHARE = 0.4
 """Part of what is then free that the KV cache gets: weights are held twice for a moment while they load, and
 the machine is rarely ours alone."""
 
-_TCMALLOC_FOLDERS = ("usr/lib/*-linux-gnu", "usr/lib64", "usr/lib", "usr/local/lib", "usr/local/lib64")
+_TCMALLOC_FOLDERS = (
+    "usr/lib/*-linux-gnu",
+    "usr/lib64",
+    "usr/lib",
+    "usr/local/lib",
+    "usr/local/lib64",
+)
 _OTHER_REPOSITORIES = frozenset(
-    {"tokenizer", "hf-config-path", "generation-config", "lora-modules", "load-format", "model-loader-extra-config"}
+    {
+        "tokenizer",
+        "hf-config-path",
+        "generation-config",
+        "lora-modules",
+        "load-format",
+        "model-loader-extra-config",
+    }
 )
 """Flags of vLLM's that may name something on the Hub."""
 
@@ -58,7 +71,9 @@ class EngineEnvironment:
         >>> EngineEnvironment({"A": "2"}, unset=frozenset({"B"})).over({"A": "1", "B": "1", "C": "1"})
         {'A': '2', 'C': '1'}
         """
-        return {name: value for name, value in environ.items() if name not in self.unset} | dict(self.env)
+        return {name: value for name, value in environ.items() if name not in self.unset} | dict(
+            self.env
+        )
 
 
 @dataclass(frozen=True)
@@ -99,8 +114,12 @@ def prepare(
         ours |= _kv_space(settings, machine, theirs, weights_bytes, notes)
     wanted = {name: value for name, value in ours.items() if name not in environ}
     marker = _marker(settings, theirs, notes) if cpu else {}
-    unset = frozenset(name for name in environ if name.startswith("SPECSERVE_") and name not in marker)
-    return EngineEnvironment({**wanted, **_secrets(settings), **settings.engine.env, **marker}, tuple(notes), unset)
+    unset = frozenset(
+        name for name in environ if name.startswith("SPECSERVE_") and name not in marker
+    )
+    return EngineEnvironment(
+        {**wanted, **_secrets(settings), **settings.engine.env, **marker}, tuple(notes), unset
+    )
 
 
 def requested_repairs(environ: Mapping[str, str] | None = None) -> frozenset[str]:
@@ -152,7 +171,9 @@ def _marker(settings: Settings, theirs: Mapping[str, str], notes: list[str]) -> 
     plugins = theirs.get("VLLM_PLUGINS")
     if repairs and plugins is not None and "specserve_repairs" not in plugins.split(","):
         names = ", ".join(repairs)
-        notes.append(f"VLLM_PLUGINS leaves out specserve_repairs, so these repairs are not applied: {names}")
+        notes.append(
+            f"VLLM_PLUGINS leaves out specserve_repairs, so these repairs are not applied: {names}"
+        )
     return {REPAIRS_VARIABLE: ",".join(repairs)} if repairs else {}
 
 
@@ -169,9 +190,17 @@ def _preload(machine: Machine, theirs: Mapping[str, str], notes: list[str]) -> d
     found, missing = [], []
     if machine.architecture == "x86_64":  # elsewhere vLLM preloads torch's own libgomp
         openmp = machine.prefix / "lib" / "libiomp5.so"
-        (found.append(openmp) if openmp.exists() else missing.append("OpenMP (pip install intel-openmp)"))
+        (
+            found.append(openmp)
+            if openmp.exists()
+            else missing.append("OpenMP (pip install intel-openmp)")
+        )
     tcmalloc = _tcmalloc(machine.root)
-    (found.append(tcmalloc) if tcmalloc else missing.append("tcmalloc (apt-get install libtcmalloc-minimal4)"))
+    (
+        found.append(tcmalloc)
+        if tcmalloc
+        else missing.append("tcmalloc (apt-get install libtcmalloc-minimal4)")
+    )
     # The loader splits LD_PRELOAD at colons and spaces, and knows no quoting.
     unusable = [path for path in found if set(" :") & set(str(path))]
     missing += [f"{path.name} (its path {path} has a space or colon)" for path in unusable]
@@ -184,7 +213,12 @@ def _preload(machine: Machine, theirs: Mapping[str, str], notes: list[str]) -> d
 
 
 def _tcmalloc(root: Path) -> Path | None:
-    for name in ("libtcmalloc_minimal.so.4", "libtcmalloc.so.4", "libtcmalloc_minimal.so", "libtcmalloc.so"):
+    for name in (
+        "libtcmalloc_minimal.so.4",
+        "libtcmalloc.so.4",
+        "libtcmalloc_minimal.so",
+        "libtcmalloc.so",
+    ):
         for folder in _TCMALLOC_FOLDERS:
             if found := sorted(root.glob(f"{folder}/{name}")):
                 return found[0]
@@ -192,7 +226,11 @@ def _tcmalloc(root: Path) -> Path | None:
 
 
 def _kv_space(
-    settings: Settings, machine: Machine, theirs: Mapping[str, str], weights_bytes: int | None, notes: list[str]
+    settings: Settings,
+    machine: Machine,
+    theirs: Mapping[str, str],
+    weights_bytes: int | None,
+    notes: list[str],
 ) -> dict[str, str]:
     """KV cache of each worker in whole GiB, vLLM's unit.
 
@@ -203,11 +241,16 @@ def _kv_space(
     free = free_bytes(machine.root)
     if KV_VARIABLE in theirs or "kv-cache-memory-bytes" in extra or free is None:
         return {}
-    workers = settings.models.target_model.tensor_parallel_size * settings.models.target_model.pipeline_parallel_size
+    workers = (
+        settings.models.target_model.tensor_parallel_size
+        * settings.models.target_model.pipeline_parallel_size
+    )
     left = max(0, free - RUNTIME_BYTES - (weights_bytes or 0))
     space = max(1, int(left * KV_SHARE / workers / GIB))
     if left < GIB * workers / KV_SHARE:
-        notes.append(f"only {gib(free)} of memory is free; the KV cache gets the least vLLM allows, 1 GiB")
+        notes.append(
+            f"only {gib(free)} of memory is free; the KV cache gets the least vLLM allows, 1 GiB"
+        )
     return {KV_VARIABLE: str(space)}
 
 
@@ -229,7 +272,9 @@ def free_bytes(root: Path = Path("/")) -> int | None:
         ),
     ):
         limit, usage = _integer(limit_file), _integer(usage_file)
-        if limit is not None and usage is not None and limit < 1 << 62:  # v1 writes "unlimited" as a huge number
+        if (
+            limit is not None and usage is not None and limit < 1 << 62
+        ):  # v1 writes "unlimited" as a huge number
             found.append(max(0, limit - usage + (_field(stat_file, cache) or 0)))
     return min(found, default=None)
 
@@ -237,7 +282,9 @@ def free_bytes(root: Path = Path("/")) -> int | None:
 def _field(path: Path, name: str) -> int | None:
     """The number after a name in a file of lines ``name number``."""
     rows = (line.split() for line in _lines(path))
-    return next((int(row[1]) for row in rows if len(row) > 1 and row[0] == name and row[1].isdigit()), None)
+    return next(
+        (int(row[1]) for row in rows if len(row) > 1 and row[0] == name and row[1].isdigit()), None
+    )
 
 
 def _lines(path: Path) -> Sequence[str]:

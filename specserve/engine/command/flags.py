@@ -13,7 +13,14 @@ from specserve.engine.installed.introspect import EngineFacts, Flag
 from specserve.errors import Problem
 
 _DRAFT_KEYS = frozenset(
-    {"revision", "quantization", "max_model_len", "kv_cache_dtype", "attention_backend", "moe_backend"}
+    {
+        "revision",
+        "quantization",
+        "max_model_len",
+        "kv_cache_dtype",
+        "attention_backend",
+        "moe_backend",
+    }
 )
 _NUMBERS = {"int": int, "float": float}
 _CASELESS = frozenset({"attention_backend"})
@@ -68,7 +75,11 @@ def _check_flag(option: str, values: list[str], engine: EngineFacts) -> Iterator
     elif "." not in option:
         where = _place(name)
         if flag.kind in ("switch", "toggle") and values:
-            yield Problem(f"'{name}' takes no value, got {values[0]!r}", where=where, fix=f"{where}: true or false")
+            yield Problem(
+                f"'{name}' takes no value, got {values[0]!r}",
+                where=where,
+                fix=f"{where}: true or false",
+            )
         elif flag.kind not in ("switch", "toggle") and not values and not flag.optional_value:
             yield Problem(f"'{name}' needs a value", where=where, fix=f"{where}: VALUE")
         else:
@@ -132,7 +143,9 @@ def _not_one_of(what: str, value: str, choices: Iterable[str], where: str) -> Pr
     near = nearest(value, choices)
     hint = f" (did you mean '{near}'?)" if near else ""
     return Problem(
-        f"{what} cannot be '{value}'{hint}; it must be one of {', '.join(choices)}", where=where, fix=f"correct {where}"
+        f"{what} cannot be '{value}'{hint}; it must be one of {', '.join(choices)}",
+        where=where,
+        fix=f"correct {where}",
     )
 
 
@@ -142,7 +155,11 @@ def _check_key(key: str, value: Any, engine: EngineFacts) -> Iterator[Problem]:
     if bare not in known:
         hint = did_you_mean(bare, known)
         fix = f"correct {where}" if hint else f"remove {where}"
-        yield Problem(f"SpeculativeConfig of {engine.installed} has no key '{key}'{hint}", where=where, fix=fix)
+        yield Problem(
+            f"SpeculativeConfig of {engine.installed} has no key '{key}'{hint}",
+            where=where,
+            fix=fix,
+        )
         return
     choices = known[bare]
     if choices is None or value is None or not isinstance(value, str):

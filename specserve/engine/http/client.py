@@ -15,7 +15,15 @@ from specserve.units import MIB
 if TYPE_CHECKING:
     from specserve.config.schema import Settings
 
-__all__ = ["Chunk", "Completion", "EngineClient", "EngineError", "EngineRefused", "EngineUnreachable", "Streamed"]
+__all__ = [
+    "Chunk",
+    "Completion",
+    "EngineClient",
+    "EngineError",
+    "EngineRefused",
+    "EngineUnreachable",
+    "Streamed",
+]
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 Prompt = str | Sequence[int]
@@ -71,7 +79,11 @@ class Streamed:
         >>> Streamed("abc", "stop", 5, latency_seconds=1.0, ttft_seconds=0.2).tpot_seconds
         0.2
         """
-        if self.ttft_seconds is None or self.completion_tokens is None or self.completion_tokens <= 1:
+        if (
+            self.ttft_seconds is None
+            or self.completion_tokens is None
+            or self.completion_tokens <= 1
+        ):
             return None
         return (self.latency_seconds - self.ttft_seconds) / (self.completion_tokens - 1)
 
@@ -107,7 +119,12 @@ class EngineClient:
     ) -> None:
         """``verify`` as in requests: False, or the path of a CA bundle. ``model`` None asks /v1/models once."""
         self._http = Transport(
-            base_url, api_key, verify=verify, timeout_seconds=timeout_seconds, max_bytes=max_bytes, clock=clock
+            base_url,
+            api_key,
+            verify=verify,
+            timeout_seconds=timeout_seconds,
+            max_bytes=max_bytes,
+            clock=clock,
         )
         self._model = model
 
@@ -140,16 +157,30 @@ class EngineClient:
         return self._choices(_COMPLETIONS, given, max_tokens, timeout, sampling)[0]
 
     def complete_each(
-        self, prompts: Sequence[Sequence[int]], *, max_tokens: int = 16, timeout: float | None = None, **sampling: Any
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_tokens: int = 16,
+        timeout: float | None = None,
+        **sampling: Any,
     ) -> tuple[Completion, ...]:
         """POST /v1/completions with several prompts in one request; the answers in their order."""
-        answers = self._choices(_COMPLETIONS, {"prompt": [list(p) for p in prompts]}, max_tokens, timeout, sampling)
+        answers = self._choices(
+            _COMPLETIONS, {"prompt": [list(p) for p in prompts]}, max_tokens, timeout, sampling
+        )
         if len(answers) != len(prompts):
-            raise self._http.strange(_COMPLETIONS, f"{len(answers)} choices for {len(prompts)} prompts")
+            raise self._http.strange(
+                _COMPLETIONS, f"{len(answers)} choices for {len(prompts)} prompts"
+            )
         return answers
 
     def chat(
-        self, messages: Sequence[Message], *, max_tokens: int = 16, timeout: float | None = None, **sampling: Any
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int = 16,
+        timeout: float | None = None,
+        **sampling: Any,
     ) -> Completion:
         """POST /v1/chat/completions. A model without a chat template answers 400, raised as EngineRefused."""
         return self._choices(_CHAT, {"messages": list(messages)}, max_tokens, timeout, sampling)[0]
@@ -184,10 +215,17 @@ class EngineClient:
 
     def metrics_text(self, *, timeout: float | None = None, max_bytes: int | None = None) -> str:
         """The exposition text of /metrics."""
-        return self._http.call("GET", "/metrics", timeout=timeout, max_bytes=max_bytes).decode("utf-8", "replace")
+        return self._http.call("GET", "/metrics", timeout=timeout, max_bytes=max_bytes).decode(
+            "utf-8", "replace"
+        )
 
     def _choices(
-        self, path: str, given: dict[str, Any], max_tokens: int, timeout: float | None, sampling: Mapping[str, Any]
+        self,
+        path: str,
+        given: dict[str, Any],
+        max_tokens: int,
+        timeout: float | None,
+        sampling: Mapping[str, Any],
     ) -> tuple[Completion, ...]:
         """The choices of one answer, at least one, in the order of the prompts."""
         body = self._body(given, max_tokens, timeout, sampling)
@@ -204,7 +242,11 @@ class EngineClient:
         return found
 
     def _body(
-        self, given: dict[str, Any], max_tokens: int, timeout: float | None, sampling: Mapping[str, Any]
+        self,
+        given: dict[str, Any],
+        max_tokens: int,
+        timeout: float | None,
+        sampling: Mapping[str, Any],
     ) -> dict[str, Any]:
         if self._model is None:
             names = self.models(timeout=timeout)

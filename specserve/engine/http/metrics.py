@@ -20,7 +20,19 @@ from specserve.units import MIB
 MAX_BYTES = 16 * MIB
 MAX_LINES = 200_000
 
-Role = Literal["gauge", "counter", "position", "reason", "bucket", "sum", "count", "http", "start", "cache", "sleep"]
+Role = Literal[
+    "gauge",
+    "counter",
+    "position",
+    "reason",
+    "bucket",
+    "sum",
+    "count",
+    "http",
+    "start",
+    "cache",
+    "sleep",
+]
 
 _OLD = "old:"
 _GAUGES = {
@@ -45,14 +57,18 @@ _HISTOGRAMS = {
     "vllm:time_to_first_token_seconds": "time_to_first_token",
     "vllm:request_time_per_output_token_seconds": "time_per_output_token",
     "vllm:inter_token_latency_seconds": "inter_token_latency",
-    "vllm:time_per_output_token_seconds": _OLD + "inter_token_latency",  # to 0.12: the same gaps, badly named
+    "vllm:time_per_output_token_seconds": _OLD
+    + "inter_token_latency",  # to 0.12: the same gaps, badly named
     "vllm:e2e_request_latency_seconds": "request_latency",
     "vllm:request_queue_time_seconds": "queue_time",
 }
 _OTHERS: dict[str, tuple[Role, str]] = {
     "vllm:spec_decode_num_accepted_tokens_per_pos_total": ("position", ""),
     "vllm:request_success_total": ("reason", ""),
-    "vllm:iteration_tokens_total_count": ("counter", "steps"),  # a histogram whose name ends in _total
+    "vllm:iteration_tokens_total_count": (
+        "counter",
+        "steps",
+    ),  # a histogram whose name ends in _total
     "vllm:cache_config_info": ("cache", ""),
     "vllm:engine_sleep_state": ("sleep", ""),
     "http_requests_total": ("http", ""),
@@ -125,7 +141,11 @@ class EngineSnapshot:
     @property
     def kv_cache_usage_ratio(self) -> float | None:
         """The fullest engine's KV cache usage."""
-        found = [s.values["kv_cache_usage_ratio"] for s in self.engines if "kv_cache_usage_ratio" in s.values]
+        found = [
+            s.values["kv_cache_usage_ratio"]
+            for s in self.engines
+            if "kv_cache_usage_ratio" in s.values
+        ]
         return max(found, default=None)
 
     @property
@@ -180,10 +200,18 @@ class _Draft:
         for found in (self.values, self.buckets, self.sums):
             _settle(found)
         positions = (
-            tuple(self.positions.get(i, 0.0) for i in range(max(self.positions) + 1)) if self.positions else None
+            tuple(self.positions.get(i, 0.0) for i in range(max(self.positions) + 1))
+            if self.positions
+            else None
         )
-        histograms = {n: h for n, b in self.buckets.items() if (h := _histogram(b, self.sums.get(n))) is not None}
-        return EngineSample(engine, model_name, self.values, positions, self.finished or None, histograms)
+        histograms = {
+            n: h
+            for n, b in self.buckets.items()
+            if (h := _histogram(b, self.sums.get(n))) is not None
+        }
+        return EngineSample(
+            engine, model_name, self.values, positions, self.finished or None, histograms
+        )
 
 
 def _settle(found: dict[str, Any]) -> None:
@@ -255,7 +283,8 @@ def _cache_tokens(caches: Mapping[str, Mapping[str, str]]) -> float | None:
     sizes = [
         float(blocks) * float(size)
         for c in caches.values()
-        if (blocks := c.get("num_gpu_blocks", "")).isdigit() and (size := c.get("block_size", "")).isdigit()
+        if (blocks := c.get("num_gpu_blocks", "")).isdigit()
+        and (size := c.get("block_size", "")).isdigit()
     ]
     return sum(sizes) if sizes else None
 
@@ -286,7 +315,9 @@ def parse(text: str, *, at_seconds: float) -> EngineSnapshot:
     3.0
     """
     if len(text) > MAX_BYTES:
-        raise MetricsError(f"the metrics are {len(text)} characters long; at most {MAX_BYTES} are read")
+        raise MetricsError(
+            f"the metrics are {len(text)} characters long; at most {MAX_BYTES} are read"
+        )
     if text and not text.endswith("\n"):
         raise MetricsError("the metrics end in the middle of a line; the answer was cut off")
     lines = text.split("\n")
@@ -306,7 +337,9 @@ def parse(text: str, *, at_seconds: float) -> EngineSnapshot:
         raise MetricsError("the answer holds none of vLLM's metrics")
     return EngineSnapshot(
         at_seconds=at_seconds,
-        engines=tuple(d.done(engine, model) for (engine, model), d in sorted(reading.drafts.items(), key=str)),
+        engines=tuple(
+            d.done(engine, model) for (engine, model), d in sorted(reading.drafts.items(), key=str)
+        ),
         process_start_seconds=reading.starts[0] if len(reading.starts) == 1 else None,
         http=reading.http or None,
         cache_tokens=_cache_tokens(reading.caches),

@@ -97,7 +97,9 @@ class _Adapter(HTTPAdapter):
 
     def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
         pool: Any = super().get_connection_with_tls_context(*args, **kwargs)
-        pool.ConnectionCls = _TlsConnection if isinstance(pool, urllib3.HTTPSConnectionPool) else _Connection
+        pool.ConnectionCls = (
+            _TlsConnection if isinstance(pool, urllib3.HTTPSConnectionPool) else _Connection
+        )
         return pool
 
 
@@ -123,7 +125,12 @@ class Transport:
                 where="the API key",
                 fix="make one with: openssl rand -hex 32",
             )
-        self._verify, self._timeout, self._max_bytes, self.clock = verify, timeout_seconds, max_bytes, clock
+        self._verify, self._timeout, self._max_bytes, self.clock = (
+            verify,
+            timeout_seconds,
+            max_bytes,
+            clock,
+        )
         self._local = threading.local()
 
     def call(
@@ -145,7 +152,12 @@ class Transport:
         return bytes(raw)
 
     def json(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout: float | None
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None,
     ) -> dict[str, Any]:
         """One request whose answer is a JSON object."""
         raw = self.call(method, path, body, timeout=timeout)
@@ -157,7 +169,9 @@ class Transport:
             raise self.strange(path, parsed)
         return parsed
 
-    def events(self, path: str, body: Mapping[str, Any], *, timeout: float | None) -> Iterator[dict[str, Any]]:
+    def events(
+        self, path: str, body: Mapping[str, Any], *, timeout: float | None
+    ) -> Iterator[dict[str, Any]]:
         """The JSON objects of a server-sent event stream, up to ``[DONE]``."""
         rest = b""
         for piece in self._pieces("POST", path, body, timeout):
@@ -169,7 +183,9 @@ class Transport:
                 if data:
                     yield self._event(path, data)
             if len(rest) > self._max_bytes:
-                raise EngineRefused(200, f"a line of more than {self._max_bytes} bytes", where=self.base_url + path)
+                raise EngineRefused(
+                    200, f"a line of more than {self._max_bytes} bytes", where=self.base_url + path
+                )
         raise EngineUnreachable("the stream ended before it was done", where=self.base_url + path)
 
     def _event(self, path: str, data: bytes) -> dict[str, Any]:
@@ -183,9 +199,13 @@ class Transport:
 
     def strange(self, path: str, body: object) -> EngineRefused:
         """The error for an answer that parses but is not what this path answers."""
-        return EngineRefused(200, f"not an answer of the OpenAI API: {body}", where=self.base_url + path)
+        return EngineRefused(
+            200, f"not an answer of the OpenAI API: {body}", where=self.base_url + path
+        )
 
-    def _pieces(self, method: str, path: str, body: Mapping[str, Any] | None, timeout: float | None) -> Iterator[bytes]:
+    def _pieces(
+        self, method: str, path: str, body: Mapping[str, Any] | None, timeout: float | None
+    ) -> Iterator[bytes]:
         """The body as it arrives. The deadline holds for the whole answer, not only between two packets."""
         url = self.base_url + path
         seconds = self._timeout if timeout is None else timeout
@@ -194,10 +214,18 @@ class Transport:
         with _Deadline(seconds) as deadline:
             try:
                 with self._session(self.clock()).request(
-                    method, url, json=body, headers=headers, timeout=seconds, verify=self._verify, stream=True
+                    method,
+                    url,
+                    json=body,
+                    headers=headers,
+                    timeout=seconds,
+                    verify=self._verify,
+                    stream=True,
                 ) as response:
                     if response.status_code >= 400:
-                        excerpt = next(response.iter_content(BODY_EXCERPT * 4), b"").decode("utf-8", "replace")
+                        excerpt = next(response.iter_content(BODY_EXCERPT * 4), b"").decode(
+                            "utf-8", "replace"
+                        )
                         raise EngineRefused(response.status_code, excerpt, where=url)
                     chunked = "chunked" in response.headers.get("Transfer-Encoding", "")
                     yield from response.iter_content(None if chunked else 65536)

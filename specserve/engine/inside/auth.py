@@ -49,7 +49,9 @@ class RequireKey:
             if name == b"authorization":
                 scheme, _, given = value.partition(b" ")
                 digest = sha256(given.strip()).digest()
-                return scheme.lower() == b"bearer" and hmac.compare_digest(digest, self._digest or b"")
+                return scheme.lower() == b"bearer" and hmac.compare_digest(
+                    digest, self._digest or b""
+                )
         return False
 
 

@@ -63,7 +63,16 @@ async def _run(job: dict[str, Any]) -> dict[str, Any]:
     )
     return {
         key: result[key]
-        for key in ("duration", "ttfts", "latencies", "itls", "output_lens", "generated_texts", "errors", "start_times")
+        for key in (
+            "duration",
+            "ttfts",
+            "latencies",
+            "itls",
+            "output_lens",
+            "generated_texts",
+            "errors",
+            "start_times",
+        )
     }
 
 
@@ -78,7 +87,14 @@ def main() -> None:
         for line in sys.stdin:
             try:
                 answer = asyncio.run(_run(json.loads(line)))
-            except (ValueError, TypeError, KeyError, AttributeError, OSError, RuntimeError) as error:
+            except (
+                ValueError,
+                TypeError,
+                KeyError,
+                AttributeError,
+                OSError,
+                RuntimeError,
+            ) as error:
                 answer = {"failed": f"{type(error).__name__}: {error}"}
             print(json.dumps(answer), file=answers, flush=True)
 

@@ -19,7 +19,12 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 RETRY_SECONDS = 5
-_ERROR = {"message": "The server is shutting down", "type": "ServiceUnavailableError", "param": None, "code": 503}
+_ERROR = {
+    "message": "The server is shutting down",
+    "type": "ServiceUnavailableError",
+    "param": None,
+    "code": 503,
+}
 _BODY = json.dumps({"error": _ERROR}).encode()
 
 

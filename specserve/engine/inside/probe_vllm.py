@@ -19,7 +19,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-MOVED = (ImportError, AttributeError, TypeError, ValueError, KeyError, RuntimeError, AssertionError, IndexError)
+MOVED = (
+    ImportError,
+    AttributeError,
+    TypeError,
+    ValueError,
+    KeyError,
+    RuntimeError,
+    AssertionError,
+    IndexError,
+)
 """What asking another version for something it names otherwise can raise."""
 ROOTS = ("Module", "Protocol", "Generic", "ABC", "object")
 """Bases of model classes that are not models themselves."""
@@ -39,7 +48,9 @@ def flags() -> dict[str, Any]:
     return {
         action.option_strings[0]: {
             "options": action.option_strings,
-            "kind": KINDS.get(type(action).__name__, "list" if action.nargs in ("+", "*") else "value"),
+            "kind": KINDS.get(
+                type(action).__name__, "list" if action.nargs in ("+", "*") else "value"
+            ),
             "optional_value": action.nargs == "?",
             "choices": None if action.choices is None else [str(c) for c in action.choices],
             "type": getattr(action.type, "__name__", None),
@@ -54,7 +65,10 @@ def speculative_keys() -> dict[str, list[str] | None]:
     from vllm.config.speculative import SpeculativeConfig
 
     hints = typing.get_type_hints(SpeculativeConfig)
-    return {field.name: _choices(hints.get(field.name)) for field in dataclasses.fields(SpeculativeConfig)}
+    return {
+        field.name: _choices(hints.get(field.name))
+        for field in dataclasses.fields(SpeculativeConfig)
+    }
 
 
 def _choices(hint: Any) -> list[str] | None:
@@ -104,7 +118,9 @@ def mtp_sources() -> dict[str, str]:
 
     known = set(mtp_model_types())
     out: dict[str, str] = {}
-    for name in sorted({*_CONFIG_REGISTRY, *CONFIG_MAPPING_NAMES, *ModelRegistry.get_supported_archs()}):
+    for name in sorted(
+        {*_CONFIG_REGISTRY, *CONFIG_MAPPING_NAMES, *ModelRegistry.get_supported_archs()}
+    ):
         is_architecture = name[:1].isupper()
         config = _AnyConfig(
             model_type="-" if is_architecture else name,
@@ -151,7 +167,9 @@ def without_eagle3() -> list[str]:
         for name, listed in re.findall(
             r"^class (\w+)(?:\(([^)]*)\))?:", path.read_text(encoding="utf-8"), re.MULTILINE
         ):
-            bases.setdefault(name, set()).update(re.findall(r"(\w+)\s*(?:\[[^\]]*\])?\s*(?:,|$)", listed))
+            bases.setdefault(name, set()).update(
+                re.findall(r"(\w+)\s*(?:\[[^\]]*\])?\s*(?:,|$)", listed)
+            )
             homes.add((module, name))
 
     def family(name: str, seen: set[str]) -> set[str]:
@@ -175,7 +193,9 @@ def transformers_architectures() -> list[str]:
     """Model classes that vLLM could run through its Transformers backend."""
     import transformers
 
-    return sorted(n for n in dir(transformers) if n.endswith(("ForCausalLM", "ForConditionalGeneration")))
+    return sorted(
+        n for n in dir(transformers) if n.endswith(("ForCausalLM", "ForConditionalGeneration"))
+    )
 
 
 def environment_names() -> list[str]:
@@ -236,7 +256,12 @@ def runner_refusals() -> dict[str, dict[str, list[str]]]:
             _is_dflash_candidate_draft=lambda: False,
         )
         out[method] = {
-            runner: [str(x) for x in getattr(VllmConfig, f"_get_{runner}_model_runner_unsupported_features")(config)]
+            runner: [
+                str(x)
+                for x in getattr(VllmConfig, f"_get_{runner}_model_runner_unsupported_features")(
+                    config
+                )
+            ]
             for runner in ("v1", "v2")
         }
     return out

@@ -106,7 +106,12 @@ def shows_defect(stand_in: Callable[..., None]) -> bool:
     ends = torch.tensor([2, 2, 5], dtype=torch.int32)
     cases = (
         (torch.tensor([0.5, 0.7, 0.0]), 0, 1, torch.tensor([0.5, 0.5, 1.0, 1.0, 1.0])),
-        (torch.tensor([4, 7, 9], dtype=torch.int32), 0, 0, torch.tensor([4, 4, 9, 9, 9], dtype=torch.int32)),
+        (
+            torch.tensor([4, 7, 9], dtype=torch.int32),
+            0,
+            0,
+            torch.tensor([4, 4, 9, 9, 9], dtype=torch.int32),
+        ),
     )
     for values, replace_from, replace_to, expected in cases:
         output = torch.full_like(expected, -1)
@@ -134,7 +139,9 @@ def expand(  # noqa: PLR0917  # vLLM passes them by position, in the kernel's or
     import torch
 
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
-    values = torch.where(input_val == replace_from, torch.full_like(input_val, replace_to), input_val)
+    values = torch.where(
+        input_val == replace_from, torch.full_like(input_val, replace_to), input_val
+    )
     expanded = torch.repeat_interleave(values, counts.to(torch.int64))
     output[: expanded.shape[0]].copy_(expanded)
 
@@ -182,7 +189,9 @@ def repair_cpu_yielding() -> str | None:
         from vllm.platforms import current_platform
     except ImportError:
         return "not applied: this vLLM has no such module"
-    if not current_platform.is_cpu():  # a GPU server has a core for each worker, and microseconds count there
+    if (
+        not current_platform.is_cpu()
+    ):  # a GPU server has a core for each worker, and microseconds count there
         return None
     yields = getattr(utils, "sched_yield", None)
     if yields is None:

@@ -124,9 +124,14 @@ class EngineFacts:
 def cache_file(of: Installed, environ: Mapping[str, str]) -> Path:
     """Where the answers of this vLLM are kept: one file per distribution, version, interpreter, Transformers, and
     whether there is an NVIDIA GPU: a home folder may be shared with a machine that has none."""
-    base = Path(environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or tempfile.gettempdir()) / ".cache")
+    base = Path(
+        environ.get("XDG_CACHE_HOME")
+        or Path(environ.get("HOME") or tempfile.gettempdir()) / ".cache"
+    )
     beside = (_version("transformers"), Path("/dev/nvidiactl").exists())
-    key = hashlib.sha256(f"{of.python} {sys.version} {beside} {PROBE.read_text()}".encode()).hexdigest()[:12]
+    key = hashlib.sha256(
+        f"{of.python} {sys.version} {beside} {PROBE.read_text()}".encode()
+    ).hexdigest()[:12]
     return base / "specserve" / f"{of.distribution}-{of.version}-{SCHEMA}-{key}.json"
 
 
@@ -141,7 +146,9 @@ def cached(of: Installed, *, environ: Mapping[str, str]) -> EngineFacts | None:
         return None
 
 
-def describe(of: Installed, *, environ: Mapping[str, str], timeout_seconds: float = 180.0) -> EngineFacts | Finding:
+def describe(
+    of: Installed, *, environ: Mapping[str, str], timeout_seconds: float = 180.0
+) -> EngineFacts | Finding:
     """What this vLLM knows, from the cache or by asking it; a Finding says why it could not be asked.
 
     Asking starts one process that uses no GPU. ``engine-broken`` (an error) means that vLLM cannot be imported, so
@@ -160,14 +167,18 @@ def describe(of: Installed, *, environ: Mapping[str, str], timeout_seconds: floa
             text = answer.read_text(encoding="utf-8")
         facts = parse(of, json.loads(text))
     except OSError as error:
-        return _not_asked(of, f"there is no temporary folder to ask it in: {error.strerror or error}")
+        return _not_asked(
+            of, f"there is no temporary folder to ask it in: {error.strerror or error}"
+        )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         return _not_asked(of, f"answered in another shape ({error})")
     _keep(cache_file(of, environ), text)
     return facts
 
 
-def _ask(of: Installed, answer: Path, environ: Mapping[str, str], timeout_seconds: float) -> Finding | None:
+def _ask(
+    of: Installed, answer: Path, environ: Mapping[str, str], timeout_seconds: float
+) -> Finding | None:
     env = {
         **environ,
         "CUDA_VISIBLE_DEVICES": "",
@@ -209,7 +220,11 @@ def _broken(of: Installed, code: int, lines: list[str]) -> Finding:
     last = next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {code}")
     message = failure.message if failure else f"cannot be imported: {last}"
     return Finding(
-        "engine-broken", "error", str(of), message, failure.fix if failure else f"{of.python} -c 'import vllm'"
+        "engine-broken",
+        "error",
+        str(of),
+        message,
+        failure.fix if failure else f"{of.python} -c 'import vllm'",
     )
 
 
@@ -217,7 +232,9 @@ def _keep(path: Path, text: str) -> None:
     """Write through a neighbour, so that a reader never sees half a file. A cache that cannot be written is none."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as out:
+        with tempfile.NamedTemporaryFile(
+            "w", dir=path.parent, delete=False, encoding="utf-8"
+        ) as out:
             out.write(text)
         Path(out.name).replace(path)
     except OSError:
@@ -233,7 +250,9 @@ def parse(of: Installed, answers: Mapping[str, Any]) -> EngineFacts:
     return EngineFacts(
         installed=of,
         flags={option: flag for flag in flags for option in flag.options},
-        speculative_keys={key: _tuple(values) for key, values in answers.get("speculative_keys", {}).items()},
+        speculative_keys={
+            key: _tuple(values) for key, values in answers.get("speculative_keys", {}).items()
+        },
         methods=frozenset(answers.get("methods", ())),
         mtp_model_types=frozenset(answers.get("mtp_model_types", ())),
         mtp_sources=dict(answers.get("mtp_sources", {})),

@@ -78,7 +78,13 @@ def _entry(row: dict[str, Any]) -> Entry:
 def findings(method: str, features: frozenset[str], version: str) -> list[Finding]:
     """A finding per row that applies."""
     return [
-        Finding(e.code, e.severity, f"method {method}, vLLM {version}", f"{e.says} ({e.reference})", e.fix)
+        Finding(
+            e.code,
+            e.severity,
+            f"method {method}, vLLM {version}",
+            f"{e.says} ({e.reference})",
+            e.fix,
+        )
         for e in entries()
         if e.applies(method, features, version)
     ]
@@ -99,7 +105,8 @@ def features(
         "data-parallel": _number(extra.get("data-parallel-size") or extra.get("dp")) > 1,
         "lora": bool(extra.get("enable-lora")),
         "constrained-output": any(
-            extra.get(k) for k in ("enable-auto-tool-choice", "tool-call-parser", "reasoning-parser")
+            extra.get(k)
+            for k in ("enable-auto-tool-choice", "tool-call-parser", "reasoning-parser")
         ),
         "short-lookup": (settings.speculative_decoding.prompt_lookup_min or 5) < 8,
         "schedule": args.schedule(settings) is not None,
@@ -126,16 +133,24 @@ def features(
         "runner-v1": runner is not None and runner.name == "v1",
         "runner-v2": runner is not None and runner.name == "v2",
     }
-    return frozenset(name for name, holds in (found | _of_models(settings, target, draft)).items() if holds)
+    return frozenset(
+        name for name, holds in (found | _of_models(settings, target, draft)).items() if holds
+    )
 
 
-def _of_models(settings: Settings, target: ModelFacts | None, draft: ModelFacts | None) -> dict[str, bool]:
+def _of_models(
+    settings: Settings, target: ModelFacts | None, draft: ModelFacts | None
+) -> dict[str, bool]:
     config: Mapping[str, Any] = target.text_config if target else {}
     layers: Sequence[Any] = config.get("layer_types") or ()
     return {
-        "hybrid-target": any("linear" in str(t) or "mamba" in str(t) or "recurrent" in str(t) for t in layers)
+        "hybrid-target": any(
+            "linear" in str(t) or "mamba" in str(t) or "recurrent" in str(t) for t in layers
+        )
         or bool(config.get("full_attention_interval") or config.get("hybrid_override_pattern")),
-        "moe-target": any(config.get(k) for k in ("num_experts", "num_local_experts", "n_routed_experts")),
+        "moe-target": any(
+            config.get(k) for k in ("num_experts", "num_local_experts", "n_routed_experts")
+        ),
         "m-rope-target": target is not None and match.uses_mrope(target),
         "m-rope-draft": draft is not None and match.uses_mrope(draft),
         "fp8-kv": kv_cache_dtype(settings, target).startswith("fp8"),
@@ -171,7 +186,9 @@ def _is_producer(value: Any) -> bool:
 def _sequence_parallel_misfit(settings: Settings, extra: Mapping[str, Any]) -> bool:
     compilation = extra.get("compilation-config")
     passes = compilation.get("pass_config") if isinstance(compilation, Mapping) else None
-    on = isinstance(passes, Mapping) and any(passes.get(k) for k in ("enable_sp", "enable_sequence_parallelism"))
+    on = isinstance(passes, Mapping) and any(
+        passes.get(k) for k in ("enable_sp", "enable_sequence_parallelism")
+    )
     width = settings.speculative_decoding.num_speculative_tokens + 1
     size = settings.models.target_model.tensor_parallel_size
     return on and size > 1 and width % size != 0 and size % width != 0

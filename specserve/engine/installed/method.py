@@ -35,7 +35,10 @@ class Predicted:
 
 
 def predict(
-    settings: Settings, target: ModelFacts | None, draft: ModelFacts | None, engine: EngineFacts | None
+    settings: Settings,
+    target: ModelFacts | None,
+    draft: ModelFacts | None,
+    engine: EngineFacts | None,
 ) -> Predicted | None:
     """The method in force after vLLM's own detection; None where that cannot be said."""
     method = settings.method
@@ -49,7 +52,9 @@ def predict(
     if facts is None:
         return None
     return (
-        _by_path(facts) or _by_architecture(facts) or _by_type(method, facts, engine, own=not settings.uses_draft_model)
+        _by_path(facts)
+        or _by_architecture(facts)
+        or _by_type(method, facts, engine, own=not settings.uses_draft_model)
     )
 
 
@@ -58,15 +63,25 @@ def _dspark_of(target: ModelFacts | None, engine: EngineFacts | None) -> Predict
     if target is None or engine is None or release(engine.installed.version) >= _DSPARK_READ_UNTIL:
         return None
     names = set(target.architectures)
-    if target.config.get("model_type") in _DSPARK_TARGETS or names & (_DSPARK_ARCHITECTURES | {"K3DSparkModel"}):
+    if target.config.get("model_type") in _DSPARK_TARGETS or names & (
+        _DSPARK_ARCHITECTURES | {"K3DSparkModel"}
+    ):
         return Predicted("dspark", "vLLM takes it as configured")
     model_type = target.config.get("model_type")
-    return Predicted(None, f"the target (model_type '{model_type}') carries no DSpark stages; a draft path is needed")
+    return Predicted(
+        None,
+        f"the target (model_type '{model_type}') carries no DSpark stages; a draft path is needed",
+    )
 
 
 def _by_path(facts: ModelFacts) -> Predicted | None:
     path = facts.path.lower()
-    for part, method in (("eagle-", "eagle"), ("eagle3", "eagle3"), ("dflash", "dflash"), ("dspark", "dspark")):
+    for part, method in (
+        ("eagle-", "eagle"),
+        ("eagle3", "eagle3"),
+        ("dflash", "dflash"),
+        ("dspark", "dspark"),
+    ):
         if part in path:
             return Predicted(method, f"its path contains '{part}'")
     return None
@@ -83,7 +98,9 @@ def _by_architecture(facts: ModelFacts) -> Predicted | None:
     return None
 
 
-def _by_type(method: str, facts: ModelFacts, engine: EngineFacts | None, *, own: bool) -> Predicted | None:
+def _by_type(
+    method: str, facts: ModelFacts, engine: EngineFacts | None, *, own: bool
+) -> Predicted | None:
     model_type = facts.config.get("model_type")
     if method == "medusa":  # vLLM writes the model type 'medusa' over whatever the draft says
         return Predicted("medusa", "vLLM takes it as configured")
@@ -98,7 +115,8 @@ def _by_type(method: str, facts: ModelFacts, engine: EngineFacts | None, *, own:
         return Predicted("draft_model", "vLLM takes it as configured")
     whose = "the target" if own else "the draft"
     return Predicted(
-        None, f"{whose} (model_type '{model_type}') is nothing that {engine.installed} can run as {method}"
+        None,
+        f"{whose} (model_type '{model_type}') is nothing that {engine.installed} can run as {method}",
     )
 
 
@@ -112,7 +130,10 @@ def mtp_type(facts: ModelFacts, engine: EngineFacts) -> str | None:
             return name
         if name in engine.mtp_sources:
             return engine.mtp_sources[name]
-    return next((engine.mtp_sources[name] for name in facts.architectures if name in engine.mtp_sources), None)
+    return next(
+        (engine.mtp_sources[name] for name in facts.architectures if name in engine.mtp_sources),
+        None,
+    )
 
 
 @dataclass(frozen=True)
@@ -125,7 +146,9 @@ class Runner:
     """Chosen by VLLM_USE_V2_MODEL_RUNNER."""
 
 
-def runner(settings: Settings, engine: EngineFacts | None, environ: Mapping[str, str]) -> Runner | None:
+def runner(
+    settings: Settings, engine: EngineFacts | None, environ: Mapping[str, str]
+) -> Runner | None:
     """The runner that will be live; None where this vLLM did not say how it chooses."""
     forced = {**environ, **settings.engine.env}.get("VLLM_USE_V2_MODEL_RUNNER")
     if forced is not None:
@@ -137,7 +160,9 @@ def runner(settings: Settings, engine: EngineFacts | None, environ: Mapping[str,
         return Runner("v1", "Model Runner V2 needs Triton, which is not there")
     refusals = v2_refusals(settings, engine)
     return (
-        Runner("v1", f"Model Runner V2 does not support {', '.join(refusals)}") if refusals else Runner("v2", "default")
+        Runner("v1", f"Model Runner V2 does not support {', '.join(refusals)}")
+        if refusals
+        else Runner("v2", "default")
     )
 
 

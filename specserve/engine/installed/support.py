@@ -62,7 +62,9 @@ def _finding(code: str, problem: Problem) -> Finding:
     return Finding(code, "error", problem.where or "engine", problem.message, problem.fix)
 
 
-def _arguments(settings: Settings, installed: Installed, engine: EngineFacts | None) -> Iterator[Finding]:
+def _arguments(
+    settings: Settings, installed: Installed, engine: EngineFacts | None
+) -> Iterator[Finding]:
     """Flags and keys that are said twice, or that this vLLM does not have."""
     try:
         command = args.build(settings, installed=installed)
@@ -75,7 +77,10 @@ def _arguments(settings: Settings, installed: Installed, engine: EngineFacts | N
 
 
 def _architecture(
-    settings: Settings, target: ModelFacts | None, draft: ModelFacts | None, engine: EngineFacts | None
+    settings: Settings,
+    target: ModelFacts | None,
+    draft: ModelFacts | None,
+    engine: EngineFacts | None,
 ) -> Iterator[Finding]:
     """Model classes. A class that only Transformers has is served through it, more slowly."""
     if engine is None or not engine.architectures:
@@ -88,7 +93,9 @@ def _architecture(
             yield from _known(names, "models.draft_model", draft, engine)
 
 
-def _known(names: tuple[str, ...], where: str, facts: ModelFacts, engine: EngineFacts) -> Iterator[Finding]:
+def _known(
+    names: tuple[str, ...], where: str, facts: ModelFacts, engine: EngineFacts
+) -> Iterator[Finding]:
     if set(names) & engine.architectures:
         return
     if set(names) & engine.transformers_architectures or "auto_map" in facts.config:
@@ -109,7 +116,9 @@ def _known(names: tuple[str, ...], where: str, facts: ModelFacts, engine: Engine
     )
 
 
-def draft_architectures(settings: Settings, draft: ModelFacts, engine: EngineFacts) -> tuple[str, ...]:
+def draft_architectures(
+    settings: Settings, draft: ModelFacts, engine: EngineFacts
+) -> tuple[str, ...]:
     """The classes vLLM will ask for: it renames those of heads (``transformers_utils/configs/eagle.py``, 0.32).
 
     Empty where the name cannot be foretold: speculators' own format, and MTP types.
@@ -130,7 +139,10 @@ def _is_head(name: str, prefix: str) -> bool:
 
 
 def _method(
-    settings: Settings, target: ModelFacts | None, draft: ModelFacts | None, engine: EngineFacts | None
+    settings: Settings,
+    target: ModelFacts | None,
+    draft: ModelFacts | None,
+    engine: EngineFacts | None,
 ) -> Iterator[Finding]:
     """The method that will run is the one configured."""
     method = settings.method
@@ -178,7 +190,9 @@ def _without_hidden_states(
     return min(names) if names and names <= engine.without_eagle3 else None
 
 
-def _runner(settings: Settings, engine: EngineFacts | None, environ: Mapping[str, str]) -> Iterator[Finding]:
+def _runner(
+    settings: Settings, engine: EngineFacts | None, environ: Mapping[str, str]
+) -> Iterator[Finding]:
     """A forced model runner must know the method; the one chosen automatically is named."""
     live = runner(settings, engine, environ)
     if live is None or engine is None or settings.method is None:
@@ -281,7 +295,9 @@ def _step_budget(settings: Settings, default_seqs: int | None) -> Iterator[Findi
 
 def _shared_memory(settings: Settings, shm_bytes: int | None) -> Iterator[Finding]:
     target = settings.models.target_model
-    workers = target.tensor_parallel_size * target.pipeline_parallel_size // settings.engine.node_count
+    workers = (
+        target.tensor_parallel_size * target.pipeline_parallel_size // settings.engine.node_count
+    )
     if workers > 1 and shm_bytes is not None and shm_bytes < MIN_SHM_BYTES:
         yield Finding(
             "shared-memory",
@@ -292,7 +308,9 @@ def _shared_memory(settings: Settings, shm_bytes: int | None) -> Iterator[Findin
         )
 
 
-def _environment(settings: Settings, engine: EngineFacts | None, environ: Mapping[str, str]) -> Iterator[Finding]:
+def _environment(
+    settings: Settings, engine: EngineFacts | None, environ: Mapping[str, str]
+) -> Iterator[Finding]:
     """Variables of vLLM's that Kubernetes made, or that this version does not read, and a key that only it knows."""
     if unknown := environment.unknown_key(settings, environ):
         yield _finding("api-key-unknown", unknown)
@@ -311,7 +329,9 @@ def _environment(settings: Settings, engine: EngineFacts | None, environ: Mappin
             )
         elif _SERVICE_LINK.fullmatch(name):
             continue
-        elif engine is not None and engine.environment_names and name not in engine.environment_names:
+        elif (
+            engine is not None and engine.environment_names and name not in engine.environment_names
+        ):
             yield _unknown_variable(name, where, engine)
 
 
@@ -319,4 +339,6 @@ def _unknown_variable(name: str, where: str, engine: EngineFacts) -> Finding:
     near = flags.nearest(name, engine.environment_names)
     hint = f"; did you mean '{near}'?" if near else ""
     fix = f"rename it to {near}" if near else f"unset {name}"
-    return Finding("environment-unknown", "warning", where, f"{engine.installed} does not read it{hint}", fix)
+    return Finding(
+        "environment-unknown", "warning", where, f"{engine.installed} does not read it{hint}", fix
+    )

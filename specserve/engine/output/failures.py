@@ -69,10 +69,26 @@ _OOM = re.compile(
     r"out of memory occurred when"
 )
 _OOM_PHASES = {
-    "loading target weights": ("oom-load", "while the weights were loaded", "use more GPUs or a quantized model"),
-    "loading draft": ("oom-load", "while the draft was loaded", "lower the target's share: more GPUs, or quantize"),
-    "capturing graphs": ("oom-graphs", "while graphs were captured", "lower engine.gpu_memory_utilization by 0.03"),
-    "starting server": ("oom-serving", "while it served", "lower engine.gpu_memory_utilization by 0.05"),
+    "loading target weights": (
+        "oom-load",
+        "while the weights were loaded",
+        "use more GPUs or a quantized model",
+    ),
+    "loading draft": (
+        "oom-load",
+        "while the draft was loaded",
+        "lower the target's share: more GPUs, or quantize",
+    ),
+    "capturing graphs": (
+        "oom-graphs",
+        "while graphs were captured",
+        "lower engine.gpu_memory_utilization by 0.03",
+    ),
+    "starting server": (
+        "oom-serving",
+        "while it served",
+        "lower engine.gpu_memory_utilization by 0.05",
+    ),
 }
 _OOM_ELSE = (
     "oom-profile",
@@ -114,17 +130,23 @@ def _first(text: str, *, late: bool) -> Failure | None:
     return None
 
 
-def _failure(sign: Sign, match: re.Match[str], text: str, around: Mapping[str, str | None]) -> Failure:
+def _failure(
+    sign: Sign, match: re.Match[str], text: str, around: Mapping[str, str | None]
+) -> Failure:
     groups = {k: v for k, v in {**match.groupdict(), **around}.items() if v is not None}
     path = groups.get("path") or groups.get("p2") or groups.get("p3") or ""
     values = dict.fromkeys(match.re.groupindex, "") | groups | {"path": path}
     fix = sign.fix
     if sign.cause == "context-does-not-fit" and not values["fits"]:
         fix = "lower engine.max_model_len, or raise engine.gpu_memory_utilization"
-    start = text.rfind("\n", 0, match.start() if "\n" not in match.group().strip() else match.end()) + 1
+    start = (
+        text.rfind("\n", 0, match.start() if "\n" not in match.group().strip() else match.end()) + 1
+    )
     end = text.find("\n", match.end())
     evidence = text[start : end if end != -1 else len(text)].strip()
-    return Failure(sign.cause, sign.message.format_map(values).strip(), fix.format_map(values), evidence[:400])
+    return Failure(
+        sign.cause, sign.message.format_map(values).strip(), fix.format_map(values), evidence[:400]
+    )
 
 
 def _out_of_memory(lines: Sequence[str]) -> Failure | None:
@@ -151,6 +173,9 @@ def _last_error(lines: Sequence[str]) -> Failure | None:
         match = _ERROR.match(line.strip())
         if match and not _FOLLOWS.search(line):
             return Failure(
-                "engine-error", f"{match['kind']}: {match['why']}"[:300], "read the log above it", line[:400]
+                "engine-error",
+                f"{match['kind']}: {match['why']}"[:300],
+                "read the log above it",
+                line[:400],
             )
     return None

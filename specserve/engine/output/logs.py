@@ -95,7 +95,9 @@ _BYTES = {
 _TOKENS = re.compile(rf"KV cache size: {_NUMBER} tokens")
 _CONCURRENCY = re.compile(rf"Maximum concurrency for {_NUMBER} tokens per request: {_NUMBER}x")
 _MODEL_LEN = re.compile(rf"Using max model len {_NUMBER}")
-_BACKEND = re.compile(r"Using (?:AttentionBackendEnum\.)?([A-Z][A-Z0-9_]+) (?:attention )?backend\b")
+_BACKEND = re.compile(
+    r"Using (?:AttentionBackendEnum\.)?([A-Z][A-Z0-9_]+) (?:attention )?backend\b"
+)
 _RUNNER = re.compile(r"Using (V2) Model Runner|using the (V1) model runner instead")
 
 
@@ -119,7 +121,9 @@ def read_report(lines: Iterable[str]) -> EngineReport:
         backends |= dict.fromkeys(_BACKEND.findall(line))
         found = new | found
     return EngineReport(
-        **found, available_kv_bytes=min(least, default=None), attention_backends=tuple(backends) or None
+        **found,
+        available_kv_bytes=min(least, default=None),
+        attention_backends=tuple(backends) or None,
     )
 
 
