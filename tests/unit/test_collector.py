@@ -10,7 +10,6 @@ import threading
 import time
 import types
 from collections.abc import Iterable
-from pathlib import Path
 
 import pytest
 import requests
@@ -97,14 +96,6 @@ def test_nothing_known_is_an_empty_exposition() -> None:
 def test_a_reading_outside_the_table_is_not_exported() -> None:
     """A wrong label set would break the family for every scraper."""
     assert families({"specserve_acceptance_rate": 0.5, "specserve_nonsense": 1.0}) == {}
-
-
-def test_the_documentation_is_the_table() -> None:
-    """docs/metrics.md lists every family with its kind, unit, labels and help; scripts/update-metrics writes it."""
-    from scripts.update_metrics import document
-
-    path = Path(__file__).parents[2] / "docs" / "metrics.md"
-    assert path.read_text() == document()
 
 
 def test_families_have_units_and_formulas() -> None:

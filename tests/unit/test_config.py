@@ -462,13 +462,3 @@ def test_any_text_is_settings_or_an_error_with_a_place(tmp_path: Path, text: str
     with pytest.raises(ConfigError) as caught:
         load(path, environ={})
     assert all(p.where for p in caught.value.problems)
-
-
-def test_what_is_made_from_schemas_is_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/config.md and docs/result.schema.json are what scripts/update_docs.py makes of the schemas now."""
-    root = DATA.parents[2]
-    monkeypatch.syspath_prepend(str(root / "scripts"))
-    import update_docs
-
-    assert (root / "docs" / "config.md").read_text() == update_docs.page()
-    assert (root / "docs" / "result.schema.json").read_text() == update_docs.result_schema()

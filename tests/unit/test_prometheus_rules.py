@@ -11,7 +11,6 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from scripts import update_alerts
 from specserve.alert import prometheus
 from specserve.alert.builtin import definitions
 from specserve.cli import program
@@ -33,11 +32,6 @@ def test_the_charts_rule_file_is_current() -> None:
     """helm/specserve/alerts/specserve.rules.yaml is what `specserve alerts rules` prints."""
     shipped = (ROOT / "helm/specserve/alerts/specserve.rules.yaml").read_text()
     assert CliRunner().invoke(program, ["alerts", "rules"]).output == shipped
-
-
-def test_the_page_is_current() -> None:
-    """docs/alerts.md follows from the table; scripts/update_alerts.py writes it."""
-    assert update_alerts.document() == update_alerts.PATH.read_text()
 
 
 def test_rules_name_only_exported_families() -> None:
