@@ -196,14 +196,6 @@ def test_help_imports_nothing_heavy() -> None:
     assert out.stdout.strip() == "[]"
 
 
-def test_changelog_is_of_this_version() -> None:
-    """The newest heading of the changelog is the version of the package."""
-    from specserve import __version__
-
-    headings = re.findall(r"^## \[?([^\]\s]+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
-    assert headings[0] in (__version__, "Unreleased")
-
-
 def test_exit_codes_in_the_readme_are_those_of_the_code() -> None:
     """The README's table of exit codes lists every code, and no other."""
     from specserve.errors import ExitCode
