@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import socket
 import subprocess
 import threading
@@ -17,9 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-
-MISSING = [name for name in ("prometheus", "prometheus-alertmanager") if shutil.which(name) is None]
-WHY_NOT = f"not installed: {' '.join(MISSING)} (apt-get install prometheus prometheus-alertmanager)"
 
 
 def free_ports(count: int) -> list[int]:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
+
+from tests import needed
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "specserve"
@@ -46,12 +47,12 @@ class Rendered:
 
 
 def fetch_tools() -> None:
-    """Fetch helm and what else comes with it; skips where it cannot be had."""
+    """Fetch helm and what else comes with it; without it tests are skipped, or fail under scripts/test."""
     done = subprocess.run(
         [str(ROOT / "scripts" / "chart-tools")], capture_output=True, text=True, check=False
     )
     if not HELM.exists():
-        pytest.skip(f"helm cannot be had (scripts/chart-tools): {done.stderr[-300:]}")
+        needed.missing(f"helm cannot be had (scripts/chart-tools): {done.stderr[-300:]}")
 
 
 def run_helm(*arguments: str, values: Values | None = None) -> subprocess.CompletedProcess[str]:

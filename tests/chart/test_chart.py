@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from tests import needed
 from tests.chart.matrix import CASES, GATEWAY, OUT, merged
 from tests.chart.rendering import CHART, HELM, ROOT, Rendered, Values, complete, run_helm, template
 
@@ -93,12 +93,13 @@ new HTTPRoute(JSON.parse(readFileSync(0, "utf8"))).validate();
 """
 
 
+@pytest.mark.needs("node")
 @pytest.mark.parametrize("case", ["http-route", "canary", "inference-pool"])
 def test_http_routes_are_valid(case: str) -> None:
     """HTTPRoutes fit the published model of the Gateway API; it checks types, not unknown fields."""
     folder = HELM.parent
-    if not (folder / "node_modules").exists() or shutil.which("node") is None:
-        pytest.skip("node or the models of the Gateway API cannot be had (scripts/chart-tools)")
+    if not (folder / "node_modules").exists():
+        needed.missing("the models of the Gateway API cannot be had (scripts/chart-tools)")
     route = template(CASES[case]).of("HTTPRoute")
     argv = ["node", "--input-type=module", "--eval", HTTP_ROUTE]
     out = subprocess.run(
@@ -503,10 +504,9 @@ def test_pulled_models_are_found_offline() -> None:
     assert {"name": "SPECSERVE_MODELS__STORE", "value": "/models"} in pull["env"]
 
 
+@pytest.mark.needs("promtool")
 def test_speculation_that_does_not_pay_is_an_alert(tmp_path: Path) -> None:
     """With the canary pair, an alert fires after 15 minutes of slower tokens with speculation; none while it pays."""
-    if shutil.which("promtool") is None:
-        pytest.skip("promtool is not installed (apt-get install prometheus)")
     rule = template(CASES["canary"] | MONITORED, "--namespace", "llm").of(
         "PrometheusRule", "chat-specserve-canary"
     )
@@ -699,10 +699,9 @@ def test_the_rules_are_those_of_the_sidecar() -> None:
     )
 
 
+@pytest.mark.needs("promtool")
 def test_rules_are_of_one_release(tmp_path: Path) -> None:
     """Pods of another release raise none of these alerts, and hide no absence; with scale to zero absence is normal."""
-    if shutil.which("promtool") is None:
-        pytest.skip("promtool is not installed (apt-get install prometheus)")
     rule = template(MONITORED, "--namespace", "llm").of("PrometheusRule", "chat-specserve")
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rule["spec"]))
     other = 'namespace="llm", job="other-specserve", pod="p", instance="i", model_name="m"'

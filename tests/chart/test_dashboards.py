@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -21,7 +20,8 @@ import requests
 import yaml
 
 from specserve.metric_families import FAMILIES, family_of
-from tests.alert_stack import MISSING, WHY_NOT, free_ports, process, wait_for
+from tests import needed
+from tests.alert_stack import free_ports, process, wait_for
 from tests.chart.rendering import CHART, ROOT
 
 PATHS = sorted((CHART / "dashboards").glob("*.json"))
@@ -229,8 +229,7 @@ def prometheus_config(folder: Path, jobs: dict[str, list[int]]) -> Path:
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory, exporter: int) -> Iterator[Live]:
     """Two stub engines, with and without speculation, their sidecars, traffic, and Prometheus."""
-    if MISSING:
-        pytest.skip(WHY_NOT)
+    needed.programs("prometheus", "prometheus-alertmanager")
     folder = tmp_path_factory.mktemp("live")
     on, off, on_sidecar, off_sidecar, prometheus = free_ports(5)
     python, stub = sys.executable, str(ROOT / "tests" / "stub_engine.py")
@@ -332,8 +331,7 @@ def run_query(
     folder: Path, panel: str, samples: dict[str, float], expected: dict[str, float]
 ) -> None:
     """Ask a panel's first query of promtool, with these series at a constant value."""
-    if shutil.which("promtool") is None:
-        pytest.skip("promtool is not installed (apt-get install prometheus)")
+    needed.programs("promtool")
     (found,) = [p for p in panels("overview") if p["title"] == panel]
     asked = {"expr": filled(found["targets"][0]["expr"]), "eval_time": "5m"}
     asked["exp_samples"] = [

@@ -17,8 +17,6 @@ import pytest
 import yaml
 
 from tests.alert_stack import (
-    MISSING,
-    WHY_NOT,
     Webhook,
     free_ports,
     process,
@@ -35,7 +33,7 @@ PROMPTS = (
     "def load_table(table, size):\n",
     "def merge_index(index, key):\n",
 )
-pytestmark = pytest.mark.skipif(bool(MISSING), reason=WHY_NOT)
+pytestmark = pytest.mark.needs("prometheus", "prometheus-alertmanager")
 
 
 def complete(url: str, prompt: str, temperature: float) -> None:

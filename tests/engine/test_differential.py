@@ -18,6 +18,7 @@ from specserve.engine.command import args
 from specserve.engine.installed import introspect, support
 from specserve.engine.installed.introspect import EngineFacts, Installed
 from specserve.errors import ConfigError
+from tests import needed
 from tests.pairs import PAIRS, Pair
 
 pytestmark = pytest.mark.engine
@@ -52,7 +53,7 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
     """Start it once; importing vLLM is most of the cost."""
     installed = introspect.installed()
     if installed is None:
-        pytest.skip("no vLLM is installed")
+        needed.missing("no vLLM is installed")
     facts = introspect.describe(installed, environ=os.environ)
     assert isinstance(facts, EngineFacts)
     read_end, write_end = os.pipe()

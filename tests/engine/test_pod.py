@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import shutil
 import signal
 import threading
 import time
@@ -19,7 +18,7 @@ import pytest
 import requests
 import yaml
 
-from tests.alert_stack import WHY_NOT, answers, free_ports, process, wait_for
+from tests.alert_stack import answers, free_ports, process, wait_for
 from tests.chart.kubelet import Pod
 from tests.chart.rendering import Rendered, fetch_tools, template
 
@@ -131,7 +130,7 @@ def test_it_starts_in_order(running: Running) -> None:
     assert running.complete() == 200
 
 
-@pytest.mark.skipif(shutil.which("prometheus") is None, reason=WHY_NOT)
+@pytest.mark.needs("prometheus")
 def test_metrics_reach_prometheus(running: Running) -> None:
     """The rendered PodMonitor's port and path lead to samples, and the dashboards' queries have answers."""
     (endpoint,) = running.made.of("PodMonitor")["spec"]["podMetricsEndpoints"]

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from specserve.checkpoint.read import read
 from specserve.config.load import load
 from specserve.pair import vocabulary
 from tests import checkpoints as make
+from tests import needed
 
 pytestmark = pytest.mark.engine
 MODELS = Path(__file__).parents[2] / ".cache" / "models"
@@ -24,7 +26,8 @@ SENTENCEPIECE = ("tokenizer.model.v1", "mistral_instruct_tokenizer_240323.model.
 
 def mistral(name: str, as_name: str, folder: Path) -> tokenizer_files.Tokenizer:
     """A tokenizer of mistral_common in a checkpoint of its own."""
-    pytest.importorskip("mistral_common")
+    if find_spec("mistral_common") is None:
+        needed.missing("mistral_common is not installed; vLLM brings it")
     checkpoint = make.llama()
     checkpoint.tokenizer = None
     make.write(folder, checkpoint)
@@ -62,7 +65,7 @@ def test_tekken_generations_share_their_words(tmp_path: Path) -> None:
 def test_real_models_pass_without_noise(target: str, draft: str | None, tmp_path: Path) -> None:
     """The models of scripts/prepare_models.py get no error and no warning."""
     if not (MODELS / target).is_dir():
-        pytest.skip(f"{MODELS / target} is missing: run scripts/prepare_models.py")
+        needed.missing(f"{MODELS / target} is missing: run scripts/prepare_models.py")
     models = {"target_model": {"path": str(MODELS / target)}}
     spec: dict[str, object] = {"num_speculative_tokens": 3}
     if draft is None:

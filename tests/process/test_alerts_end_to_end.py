@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.alert_stack import MISSING, WHY_NOT, free_ports, process, stack, wait_for, webhook
+from tests.alert_stack import free_ports, process, stack, wait_for, webhook
 
 STUB = Path(__file__).parents[1] / "stub_engine.py"
 SPECSERVE = (sys.executable, "-m", "specserve")
@@ -90,7 +90,7 @@ def config(folder: Path, sidecar_port: int, alertmanager_port: int, hook_url: st
     return path
 
 
-@pytest.mark.skipif(bool(MISSING), reason=WHY_NOT)
+@pytest.mark.needs("prometheus", "prometheus-alertmanager")
 def test_low_acceptance_reaches_the_webhook_and_is_resolved(tmp_path: Path) -> None:
     """Acceptance falls: the sidecar tells a signed webhook and Alertmanager, Prometheus' rule does too; it recovers:
     all three hear that. A receiver that is not there changes nothing."""

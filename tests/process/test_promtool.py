@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import shutil
 import subprocess
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -20,10 +19,7 @@ from specserve.alert.prometheus import rule_file
 from specserve.config.alerting import Alerts
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.skipif(
-    shutil.which("promtool") is None,
-    reason="promtool is not installed (apt-get install prometheus)",
-)
+pytestmark = pytest.mark.needs("promtool")
 ALL_ON = Alerts.model_validate(
     {
         "rules": {

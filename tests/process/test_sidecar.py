@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -315,7 +314,7 @@ def test_one_exposition_for_every_scraper(stub, sidecar, accept: str) -> None:
     assert "# EOF" not in answer.text
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+@pytest.mark.needs("promtool")
 def test_promtool_has_nothing_to_complain_of(stub, sidecar) -> None:
     """Names, types and help texts pass Prometheus' own linter."""
     engine = stub(*SPEC)
@@ -343,7 +342,7 @@ def test_the_page_and_the_paths(stub, sidecar) -> None:
     assert requests.post(watcher.url + "/status", timeout=5).status_code == 501
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+@pytest.mark.needs("chromium")
 def test_the_page_in_a_browser(stub, sidecar) -> None:
     """Chromium lays it out, draws four charts, and finds nothing to complain of: no script, no foreign address."""
     watcher = sidecar(stub(*SPEC).port)

@@ -150,7 +150,6 @@ def test_single_hash_is_of_the_weights(model: ModelFacts) -> None:
 
 def test_copy_from_a_place(tmp_path: Path) -> None:
     """A copy goes on before its unsynced end, takes no part of another content, and gets its name at the end."""
-    pytest.importorskip("fsspec")
     source, store = tmp_path / "llm" / "big", tmp_path / "store"
     source.mkdir(parents=True)
     whole = os.urandom(1 << 20) + b"w" * (64 << 20)
@@ -185,7 +184,6 @@ def test_copy_from_a_place(tmp_path: Path) -> None:
 
 def test_several_pull_into_one_folder(tmp_path: Path) -> None:
     """Pods that start at once on a shared volume all find the whole model, and leave nothing else."""
-    pytest.importorskip("fsspec")
     source, store = tmp_path / "llm" / "big", tmp_path / "store"
     source.mkdir(parents=True)
     for n in range(4):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sentencepiece
 
 from specserve.checkpoint import tokenizer as tokenizer_files
 from specserve.checkpoint.read import read
@@ -47,7 +48,7 @@ def load(path: Path) -> Tokenizer:
 
 def sentencepiece_model(size: int) -> bytes:
     """A SentencePiece model trained on a few sentences."""
-    trainer = pytest.importorskip("sentencepiece").SentencePieceTrainer
+    trainer = sentencepiece.SentencePieceTrainer
     out = io.BytesIO()
     trainer.train(
         sentence_iterator=iter(TEXT), model_writer=out, vocab_size=size, byte_fallback=True, minloglevel=2,
@@ -125,7 +126,6 @@ def test_tekken(tmp_path: Path) -> None:
 
 def test_tekken_encodes(tmp_path: Path) -> None:
     """Words of the file's own pattern, ids behind the special tokens; another pattern shows in the sample."""
-    pytest.importorskip("tiktoken")
     body = tekken_file(["ab"])
     body["config"]["pattern"] = "[a-z]+|."
     whole = load(folder(tmp_path / "a", tekken_json=body))
@@ -169,7 +169,6 @@ def test_a_sample_that_cannot_be_encoded_is_said(tmp_path: Path) -> None:
 )
 def test_broken_file(tmp_path: Path, files: dict[str, Any]) -> None:
     """Each broken file is Corrupt, never anything else."""
-    pytest.importorskip("sentencepiece")
     with pytest.raises(Corrupt):
         tokenizer_files.load(read(str(folder(tmp_path / "m", **files))))
 
