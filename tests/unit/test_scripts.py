@@ -87,6 +87,9 @@ def test_text_repeats_exactly_by_seed(text: ModuleType) -> None:
     [
         (["quickstart", "--twice"], 2, "usage: scripts/quickstart [--once]\n"),
         (["quickstart", "--help"], 0, ""),
+        (["test", "unti"], 2, "usage: scripts/test [unit|chart|engine] [PYTEST ARGUMENT...]\n"),
+        (["test", "--help"], 0, ""),
+        (["../.ci/run", "--help"], 0, ""),
         pytest.param(
             ["debian-packages", "coreutils"],
             0,
