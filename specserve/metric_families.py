@@ -9,16 +9,44 @@ A family of which nothing is known has no sample. Zero means measured zero.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
-_PAIR = re.compile(r'([a-z_0-9]+)="([^"]*)"')
-Kind = Literal["gauge", "counter"]
-Readings = Mapping[str, float]
-"""What is known now: `key` of a family and its labels -> value. Absent means unknown."""
+Labels = tuple[tuple[str, str], ...]
+"""Label pairs sorted by name: hashable, and with a family's or an alert's name an identity."""
+
+
+class MetricKey(NamedTuple):
+    """What one reading is of: a family and its labels.
+
+    >>> str(key("specserve_acceptance_rate", window="5m"))
+    'specserve_acceptance_rate{window="5m"}'
+    >>> str(key("specserve_requests_running"))
+    'specserve_requests_running'
+    """
+
+    family: str
+    labels: Labels = ()
+
+    def __str__(self) -> str:
+        """The name as Prometheus writes it, for people."""
+        if not self.labels:
+            return self.family
+        return self.family + "{" + ",".join(f'{n}="{v}"' for n, v in self.labels) + "}"
+
+
+def key(family: str, /, **labels: str) -> MetricKey:
+    """The key of one reading.
+
+    >>> key("specserve_gpu_throttled", reason="power", gpu="0").labels
+    (('gpu', '0'), ('reason', 'power'))
+    """
+    return MetricKey(family, tuple(sorted(labels.items())))
+
+
+Readings = Mapping[MetricKey, float]
+"""What is known now. Absent means unknown."""
 
 WINDOWS: tuple[float, ...] = (60.0, 300.0, 1800.0)
 """Seconds of the windows that always exist: labels 1m, 5m, 30m."""
@@ -42,7 +70,7 @@ class Family:
     """One exported metric family."""
 
     name: str
-    kind: Kind
+    kind: Literal["gauge", "counter"]
     unit: str
     help: str
     """One sentence; with the formula where there is one."""
@@ -57,38 +85,6 @@ def window_label(seconds: float) -> str:
     """
     minutes, rest = divmod(seconds, 60)
     return f"{minutes:.0f}m" if minutes and not rest else f"{seconds:g}s"
-
-
-def key(name: str, /, **labels: str) -> str:
-    """The name of one reading: the family, and its labels sorted by name.
-
-    >>> key("specserve_acceptance_rate", window="5m")
-    'specserve_acceptance_rate{window="5m"}'
-    >>> key("specserve_requests_running")
-    'specserve_requests_running'
-    """
-    if not labels:
-        return name
-    return name + "{" + ",".join(f'{k}="{v}"' for k, v in sorted(labels.items())) + "}"
-
-
-def family_of(reading: str) -> str:
-    """The family that a reading belongs to.
-
-    >>> family_of('specserve_acceptance_rate{window="5m"}')
-    'specserve_acceptance_rate'
-    """
-    return reading.partition("{")[0]
-
-
-@lru_cache(maxsize=16_384)
-def labels_of(reading: str) -> Mapping[str, str]:
-    """The labels in a reading's key.
-
-    >>> labels_of('specserve_acceptance_rate{window="5m"}')
-    {'window': '5m'}
-    """
-    return dict(_PAIR.findall(reading.partition("{")[2]))
 
 
 def _gauges(*rows: tuple[str, str, str], labels: tuple[str, ...] = ()) -> list[Family]:

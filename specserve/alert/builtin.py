@@ -25,7 +25,7 @@ from specserve.config.alerting import (
 from specserve.config.base import Section
 from specserve.config.schema import Settings
 from specserve.config.speculation import WITHOUT_DRAFT
-from specserve.metric_families import FAMILIES, window_label
+from specserve.metric_families import FAMILIES, key, window_label
 
 
 class GuardText(Section):
@@ -59,6 +59,7 @@ class Definition(Section):
     """None: only Prometheus can see it."""
     labels: Mapping[str, tuple[str, ...]] = {}
     sample: str | None = None
+    """Family of the sample size, in the same window."""
     guards: tuple[GuardText, ...] = ()
     when_absent: float | None = None
     inhibited_by: frozenset[str] = frozenset()
@@ -135,6 +136,12 @@ def _rule(definition: Definition, settings: Settings) -> Rule | None:
         "acceptance_window": window_label(alerts.acceptance_rate.window_seconds),
         "last_position": str(settings.speculative_decoding.num_speculative_tokens - 1),
     }
+    labels = {
+        name: tuple(fill(v, values) for v in wanted) for name, wanted in definition.labels.items()
+    }
+    sample = None
+    if definition.sample is not None:
+        sample = key(definition.sample, window=labels["window"][0])
     return Rule(
         definition.name,
         definition.metric,
@@ -144,13 +151,10 @@ def _rule(definition: Definition, settings: Settings) -> Rule | None:
         definition.severity,
         definition.summary,
         definition.causes,
-        labels={
-            name: tuple(fill(v, values) for v in wanted)
-            for name, wanted in definition.labels.items()
-        },
+        labels=labels,
         for_seconds=limits.timing.for_seconds,
         keep_firing_for_seconds=limits.timing.keep_firing_for_seconds,
-        sample=fill(definition.sample, values) if definition.sample else None,
+        sample=sample,
         min_samples=limits.min_samples,
         guards=tuple(_guards(definition, settings)),
         when_absent=definition.when_absent,
@@ -161,11 +165,11 @@ def _rule(definition: Definition, settings: Settings) -> Rule | None:
 
 def _guards(definition: Definition, settings: Settings) -> Iterable[Guard]:
     for guard in definition.guards:
-        yield Guard(guard.reading, guard.at_least, guard.at_most)
+        yield Guard(key(guard.reading), guard.at_least, guard.at_most)
     limit = largest_drafting_batch(settings)
     if definition.name == "SpeculationInactive" and limit is not None:
         # Above this batch size silence is what the config asks for.
-        yield Guard("specserve_requests_running", at_most=limit)
+        yield Guard(key("specserve_requests_running"), at_most=limit)
 
 
 def largest_drafting_batch(settings: Settings) -> int | None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from specserve.alert.rules import (
     Instance,
-    Labels,
     Observation,
     Reason,
     Rule,
@@ -15,7 +14,7 @@ from specserve.alert.rules import (
     advance,
     observe,
 )
-from specserve.metric_families import Readings, key
+from specserve.metric_families import Labels, MetricKey, Readings, key
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +134,9 @@ class Evaluator:
         ):  # the clock was set back: Alertmanager refuses an end before the start
             tracked.started_at = min(tracked.started_at, at)
 
-    def readings(self, evaluation: Evaluation) -> dict[str, float]:
+    def readings(self, evaluation: Evaluation) -> dict[MetricKey, float]:
         """The ``specserve_alert_*`` samples: one for each rule that is switched on, 0 while it is quiet."""
-        result: dict[str, float] = {}
+        result: dict[MetricKey, float] = {}
         for rule in self.rules:
             for family in ("specserve_alert_firing", "specserve_alert_pending"):
                 result[key(family, alert=rule.name, severity=rule.severity)] = 0.0
@@ -200,4 +199,4 @@ def _describe(rule: Rule, labels: Labels, instance: Instance) -> str:
         if rule.fire or rule.resolve
         else ""
     )
-    return f"{key(rule.metric, **dict(labels))} is {value}{limits}: {instance.reason.value}"
+    return f"{MetricKey(rule.metric, labels)} is {value}{limits}: {instance.reason.value}"

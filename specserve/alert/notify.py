@@ -23,7 +23,7 @@ from specserve.alert import messages
 from specserve.alert.evaluate import Alert
 from specserve.alert.rules import State
 from specserve.config.alerting import AlertmanagerReceiver, Receiver, SlackReceiver, WebhookReceiver
-from specserve.metric_families import key
+from specserve.metric_families import MetricKey, key
 
 _LOG = logging.getLogger(__name__)
 _TIMEOUT = (3.0, 5.0)
@@ -294,7 +294,7 @@ class Notifier:
         for worker in self.workers:
             worker.join(max(0.0, deadline - time.monotonic()))
 
-    def readings(self) -> dict[str, float]:
+    def readings(self) -> dict[MetricKey, float]:
         """The ``specserve_notification*`` samples."""
         result = {
             key("specserve_notifications_total", receiver=worker.name, outcome=outcome): float(

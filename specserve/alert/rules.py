@@ -13,10 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Literal
 
-from specserve.metric_families import FAMILIES, Readings, key, labels_of
-
-Labels = tuple[tuple[str, str], ...]
-"""Label pairs sorted by name: hashable, and the identity of an alert together with its name."""
+from specserve.metric_families import FAMILIES, Labels, MetricKey, Readings
 
 
 class State(Enum):
@@ -46,7 +43,7 @@ class Reason(Enum):
 class Guard:
     """A rule speaks only while this reading is at least, or at most, the limit. An absent reading fails it."""
 
-    reading: str
+    reading: MetricKey
     at_least: float | None = None
     at_most: float | None = None
 
@@ -76,7 +73,7 @@ class Rule:
     """Label -> values that match. Labels that are not named make one instance each."""
     for_seconds: float = 0.0
     keep_firing_for_seconds: float = 0.0
-    sample: str | None = None
+    sample: MetricKey | None = None
     """Reading that is the sample size of the value."""
     min_samples: float = 0.0
     guards: tuple[Guard, ...] = ()
@@ -188,18 +185,20 @@ def _excuse(rule: Rule, readings: Readings) -> Reason | None:
 
 
 def _matches(rule: Rule, readings: Readings) -> Iterable[tuple[Labels, float]]:
-    names = frozenset(FAMILIES[rule.metric].labels)
     only = _only_instance(rule)
     if only is not None:
-        value = readings.get(key(rule.metric, **dict(only)))
-        return () if value is None else ((only, value),)
-    return (
-        (tuple(sorted(labels.items())), value)
-        for reading, value in readings.items()
-        if reading.startswith(rule.metric + "{")
-        and (labels := labels_of(reading)).keys() == names
-        and all(labels[name] in wanted for name, wanted in rule.labels.items())
-    )
+        value = readings.get(MetricKey(rule.metric, only))
+        if value is not None:
+            yield only, value
+        return
+    names = set(FAMILIES[rule.metric].labels)
+    for (family, labels), value in readings.items():
+        if family != rule.metric:
+            continue
+        found = dict(labels)
+        wanted = all(found.get(name) in values for name, values in rule.labels.items())
+        if wanted and found.keys() == names:
+            yield labels, value
 
 
 def _only_instance(rule: Rule) -> Labels | None:

@@ -22,7 +22,7 @@ from specserve.alert.rules import State
 from specserve.config.schema import Settings
 from specserve.engine.http.client import client_of
 from specserve.gpu.telemetry import Detached, open_telemetry
-from specserve.metric_families import WINDOWS, key
+from specserve.metric_families import WINDOWS, MetricKey, key
 from specserve.sidecar import baseline, page, speedup, status
 from specserve.sidecar.canaries import Canaries, output_mismatch
 from specserve.sidecar.collector import exposition
@@ -163,14 +163,15 @@ class Watch:
         baseline.save(self.observer.baseline, self._baseline_path)
         self._server.stop()
 
-    def readings(self) -> dict[str, float]:
+    def readings(self) -> dict[MetricKey, float]:
         """Everything known at this moment."""
         seen, age = self._current()
         if seen.observation is None:
             return {}
         out = dict(seen.observation.readings)
-        if "specserve_scrape_age_seconds" in out:
-            out["specserve_scrape_age_seconds"] += age
+        scrape_age = key("specserve_scrape_age_seconds")
+        if scrape_age in out:
+            out[scrape_age] += age
         return (
             out
             | self._rules.readings(seen.evaluation)
@@ -240,7 +241,9 @@ class Watch:
         found = scrape(self._client, now=self._clock(), timeout=self._timeout, clock=self._clock)
         now = self._clock()
         observation = self.observer.observe(now, self._wall(), found, context_of(facts))
-        if self._restarts != (restarts := observation.readings["specserve_engine_restarts_total"]):
+        if self._restarts != (
+            restarts := observation.readings[key("specserve_engine_restarts_total")]
+        ):
             self._restarts = restarts
             self._canaries.forget()
         self._alert(now, observation, facts)
@@ -271,19 +274,19 @@ class Watch:
             LOG.log(level, "alert %s %s", alert.name, alert.state.value, extra=extra)
         self._seen = _Seen(now, observation, evaluation, facts)
 
-    def _outside(self, facts: Mapping[str, Any]) -> dict[str, float]:
+    def _outside(self, facts: Mapping[str, Any]) -> dict[MetricKey, float]:
         """Readings that come from elsewhere than the engine's metrics."""
         pids: Collection[int] = facts.get("engine_pids") or ()
         out = self._gpu.readings(pids) if self._gpu else {}
         for sampling in ("", "default_"):
             rate = (facts.get("canary") or {}).get(f"{sampling}position0_acceptance")
             if rate is not None:
-                out[f"specserve_canary_{sampling}position0_acceptance_rate"] = float(rate)
+                out[key(f"specserve_canary_{sampling}position0_acceptance_rate")] = float(rate)
         if (mismatch := output_mismatch(facts)) is not None:
-            out["specserve_output_mismatch"] = mismatch
+            out[key("specserve_output_mismatch")] = mismatch
         return out
 
-    def _info(self, seen: _Seen) -> dict[str, float]:
+    def _info(self, seen: _Seen) -> dict[MetricKey, float]:
         version = (seen.facts or {}).get("engine_version") or self._version or "unknown"
         labels = {
             "version": __version__,

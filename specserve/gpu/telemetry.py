@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any, Self
 
 from specserve.gpu.devices import Device, visible
-from specserve.metric_families import key
+from specserve.metric_families import MetricKey, key
 
 THROTTLE_REASONS: Mapping[str, int] = {"power": 0x4 | 0x80, "thermal": 0x20 | 0x40, "hardware": 0x8}
 """NVML's clock event reasons (nvml.h, 13.580): software power cap and power brake; software and hardware thermal
@@ -25,7 +25,7 @@ class Telemetry:
         self._nvml, self._visible, self._count = nvml, visible, count
         self._handles: list[tuple[int, str, Any]] | None = None
 
-    def readings(self, pids: Collection[int] = ()) -> dict[str, float]:
+    def readings(self, pids: Collection[int] = ()) -> dict[MetricKey, float]:
         """Everything about the devices in use; empty without a GPU or a driver.
 
         In use are those on which one of ``pids`` computes; where NVML hides processes (containers), the first
@@ -38,7 +38,7 @@ class Telemetry:
                 self._handles = self._devices()
         except nvml.NVMLError:
             return {}
-        out: dict[str, float] = {}
+        out: dict[MetricKey, float] = {}
         for index, uuid, handle in self._used(pids):
             out |= self._device(str(index), uuid, handle)
         return out
@@ -69,9 +69,9 @@ class Telemetry:
         except self._nvml.NVMLError:
             return None
 
-    def _device(self, gpu: str, uuid: str, handle: Any) -> dict[str, float]:
+    def _device(self, gpu: str, uuid: str, handle: Any) -> dict[MetricKey, float]:
         nvml = self._nvml
-        out: dict[str, float] = {}
+        out: dict[MetricKey, float] = {}
 
         def take(what: str, read: Callable[[], float], **labels: str) -> float | None:
             """A function that the device or the driver lacks leaves the reading out."""
@@ -170,10 +170,10 @@ class Detached:
             wait_seconds,
             clock,
         )
-        self._last: tuple[float, dict[str, float]] = (clock(), {})
+        self._last: tuple[float, dict[MetricKey, float]] = (clock(), {})
         self._thread: threading.Thread | None = None
 
-    def readings(self, pids: Collection[int] = ()) -> dict[str, float]:
+    def readings(self, pids: Collection[int] = ()) -> dict[MetricKey, float]:
         """Those of now, else the last ones; empty once these are too old."""
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(
@@ -233,7 +233,7 @@ class Means:
         while True:
             readings = self._telemetry.readings()
             for family, over in _OVER_DEVICES.items():
-                values = [v for name, v in readings.items() if name.startswith(family + "{")]
+                values = [v for reading, v in readings.items() if reading.family == family]
                 if values:
                     self._seen.setdefault(family, []).append(over(values))
             if self._enough.wait(self._interval):

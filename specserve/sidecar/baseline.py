@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from specserve.config.schema import Settings
-from specserve.metric_families import Readings, key
+from specserve.metric_families import MetricKey, Readings, key
 
 LOG = logging.getLogger("specserve.sidecar")
 POINT_SECONDS = 300.0
@@ -141,14 +141,16 @@ class Baseline:
         ]
         return statistics.median(settled) if len(settled) >= MIN_POINTS else None
 
-    def readings(self, wall: float, readings: Readings, windows: Sequence[str]) -> dict[str, float]:
+    def readings(
+        self, wall: float, readings: Readings, windows: Sequence[str]
+    ) -> dict[MetricKey, float]:
         """The references, and how far each window is from them."""
-        out: dict[str, float] = {}
+        out: dict[MetricKey, float] = {}
         for quantity in QUANTITIES:
             reference = self.reference(quantity, wall)
             if reference is None:
                 continue
-            out[quantity.reference] = reference
+            out[key(quantity.reference)] = reference
             for window in windows if quantity.drift else ():
                 value = readings.get(key(quantity.reading, window=window))
                 if value is not None and quantity.drift:

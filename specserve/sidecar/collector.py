@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from specserve.metric_families import FAMILIES, Readings, family_of, labels_of
+from specserve.metric_families import FAMILIES, Readings
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """The one format that is served, whatever is asked for: every Prometheus reads it, and names stay as they are."""
@@ -26,9 +26,9 @@ class ReadingsCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """A family with at least one reading; readings that the table does not know are a mistake and left out."""
-        by_family: dict[str, list[tuple[Mapping[str, str], float]]] = {}
+        by_family: dict[str, list[tuple[dict[str, str], float]]] = {}
         for reading, value in self._readings().items():
-            by_family.setdefault(family_of(reading), []).append((labels_of(reading), value))
+            by_family.setdefault(reading.family, []).append((dict(reading.labels), value))
         for name, family in FAMILIES.items():
             known = [s for s in by_family.get(name, ()) if s[0].keys() == set(family.labels)]
             if not known:

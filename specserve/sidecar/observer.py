@@ -1,13 +1,14 @@
-"""One cycle without doing: a scrape in, readings and verdicts out. What a replay, a test and the daemon share."""
+"""One cycle without input or output: a scrape in, readings and verdicts out. Replays, tests and the sidecar share
+it."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from specserve import metric_families as families
-from specserve.engine.http.metrics import EngineSnapshot
-from specserve.metric_families import WINDOWS, key, window_label
+from specserve.engine.http.metrics import EngineSample, EngineSnapshot
+from specserve.metric_families import WINDOWS, MetricKey, Readings, key, window_label
 from specserve.sidecar import rates, speedup
 from specserve.sidecar.baseline import Baseline
 from specserve.sidecar.probe import (
@@ -27,14 +28,13 @@ HISTORY_STEP_SECONDS = 15.0
 READY_LOOKS, LIVE_LOOKS = 3, 40
 """Looks that may be missed before their verdicts are withdrawn. A sidecar that stands still says nothing about the
 engine: it soon may not call it ready, and has it restarted only when nothing else has helped for long."""
-_TOTALS = {name: f"specserve_{name}_total" for name in COUNTERS}
-_RANK = {
-    "specserve_engine_requests_running": "running",
-    "specserve_engine_requests_waiting": "waiting",
-    "specserve_engine_kv_cache_usage_ratio": "kv_cache_usage_ratio",
+_AGE = key("specserve_scrape_age_seconds")
+_BY_ENGINE = {
+    "running": "specserve_engine_requests_running",
+    "waiting": "specserve_engine_requests_waiting",
+    "kv_cache_usage_ratio": "specserve_engine_kv_cache_usage_ratio",
 }
-_PREFIXES = {
-    "position": ("specserve_accepted_tokens_per_position_total", "position"),
+_LABELLED = {
     "finished": ("specserve_requests_finished_total", "reason"),
     "http": ("specserve_http_requests_total", "status"),
 }
@@ -60,7 +60,7 @@ class Point:
 class Observation:
     """What one cycle knows."""
 
-    readings: dict[str, float]
+    readings: dict[MetricKey, float]
     assessment: Assessment
     keep_baseline: bool = False
     """Whether the baseline learned something that should survive a restart."""
@@ -71,27 +71,29 @@ def aged(seen: Observation | None, age_seconds: float, look_seconds: float) -> O
     if age_seconds <= READY_LOOKS * look_seconds:
         return seen
     no = Verdict(False, f"the sidecar has not looked at the engine for {duration(age_seconds)}")
-    started, live = (
-        (seen.assessment.started, seen.assessment.live) if seen else (no, Verdict(True, no.reason))
-    )
-    live = live if age_seconds <= LIVE_LOOKS * look_seconds else no
+    started, live = no, Verdict(True, no.reason)
+    kept: dict[MetricKey, float] = {}
+    if seen is not None:
+        started, live = seen.assessment.started, seen.assessment.live
+        if _AGE in seen.readings:
+            kept[_AGE] = seen.readings[_AGE]
+    if age_seconds > LIVE_LOOKS * look_seconds:
+        live = no
     found = Assessment("blind", started, live, no, wants_canary=False, since_progress_seconds=None)
-    kept = {
-        n: v
-        for n, v in (seen.readings if seen else {}).items()
-        if n == "specserve_scrape_age_seconds"
-    }
     return Observation(kept | _verdicts(found), found)
 
 
-def _verdicts(found: Assessment) -> dict[str, float]:
+def _verdicts(found: Assessment) -> dict[MetricKey, float]:
     out = {
-        f"specserve_{name}": float(getattr(found, name).ok) for name in ("started", "live", "ready")
+        key("specserve_started"): float(found.started.ok),
+        key("specserve_live"): float(found.live.ok),
+        key("specserve_ready"): float(found.ready.ok),
     }
-    return out | {
-        key("specserve_engine_condition", condition=c): float(c == found.condition)
-        for c in families.CONDITIONS
-    }
+    for condition in families.CONDITIONS:
+        out[key("specserve_engine_condition", condition=condition)] = float(
+            condition == found.condition
+        )
+    return out
 
 
 @dataclass(slots=True)
@@ -108,17 +110,18 @@ class Observer:
     )
     _window: Window = field(init=False)
     _probe: Probe = field(init=False)
-    _scrapes: dict[str, int] = field(default_factory=dict)
-    _canaries: dict[str, int] = field(default_factory=dict)
+    _scrapes: Counter[str] = field(default_factory=Counter)
+    _canaries: Counter[str] = field(default_factory=Counter)
     _canary: CanaryOutcome | None = None
     _read_at: float | None = None
     _last: EngineSnapshot | None = None
     _state: str | None = None
-    _moved: dict[str, tuple[tuple[float | None, ...], float]] = field(default_factory=dict)
+    _moved: dict[str, tuple[tuple[float | None, float | None], float]] = field(default_factory=dict)
     """Engine -> its counters, and when they last changed or it had nothing to do."""
 
     def __post_init__(self) -> None:
-        self._window, self._probe = Window(self.spans), Probe(self.policy)
+        self._window = Window(self.spans)
+        self._probe = Probe(self.policy)
 
     def observe(
         self, now: float, wall: float, scrape: Scrape, context: Context | None = None
@@ -128,28 +131,26 @@ class Observer:
         if context.state == "running" and self._state not in (None, "running"):
             self.forget()  # what the start-up canary made is not traffic
         self._state = context.state
-        self._scrapes[scrape.result] = self._scrapes.get(scrape.result, 0) + 1
+        self._scrapes[scrape.result] += 1
         snapshot = scrape.snapshot
         if snapshot is not None and not self._window.add(snapshot):
             scrape = Scrape("malformed", "another, older API server process answered")
             snapshot = None
         if snapshot is not None:
             self._read_at = now
-        assessment = self._probe.observe(now, scrape, context)
-        readings = (
-            _verdicts(assessment) | self._health(now, scrape, assessment, context) | self._counted()
-        )
+        found = self._probe.observe(now, scrape, context)
+        readings = _verdicts(found) | self._health(now, scrape, found, context) | self._counted()
         known, self._last = snapshot or self._last, snapshot
         if known is not None:  # one failed read changes nothing; after two the present is unknown
-            readings |= self._instant(known) | self._ranks(now, known)
+            readings |= self._instant(known) | self._by_engine(now, known)
             for seconds in self.spans:
                 readings |= rates.readings(self._window, seconds)
         labels = [window_label(seconds) for seconds in self.spans]
-        learned = assessment.condition == "progressing" and self.baseline.observe(wall, readings)
+        learned = found.condition == "progressing" and self.baseline.observe(wall, readings)
         readings |= self.baseline.readings(wall, readings, labels)
         readings |= speedup.readings(self.profile, readings, labels)
         self._remember(wall, readings)
-        return Observation(readings, assessment, learned)
+        return Observation(readings, found, learned)
 
     def forget(self) -> None:
         """Let the windows begin now."""
@@ -162,50 +163,52 @@ class Observer:
     def canary_done(self, now: float, outcome: CanaryOutcome) -> None:
         """A canary completion is back."""
         self._canary = outcome
-        self._canaries[outcome.result] = self._canaries.get(outcome.result, 0) + 1
+        self._canaries[outcome.result] += 1
         self._probe.canary_done(now, outcome)
         if outcome.result == "ok":
             self._window.exclude(requests=1, tokens=1)
 
     def _health(
         self, now: float, scrape: Scrape, found: Assessment, context: Context
-    ) -> dict[str, float]:
+    ) -> dict[MetricKey, float]:
         out = {
-            "specserve_speculation_configured": float(self.speculation_configured),
-            "specserve_scrape_duration_seconds": scrape.seconds,
-            "specserve_engine_restarts_total": float(self._window.restarts),
+            key("specserve_speculation_configured"): float(self.speculation_configured),
+            key("specserve_scrape_duration_seconds"): scrape.seconds,
+            key("specserve_engine_restarts_total"): float(self._window.restarts),
         }
         if context.state is not None:
-            out |= {
-                key("specserve_state", state=s): float(s == context.state) for s in families.STATES
-            }
+            for state in families.STATES:
+                out[key("specserve_state", state=state)] = float(state == context.state)
         if found.since_progress_seconds is not None:
-            out["specserve_seconds_since_progress"] = found.since_progress_seconds
+            out[key("specserve_seconds_since_progress")] = found.since_progress_seconds
         if self._read_at is not None:
-            out["specserve_scrape_age_seconds"] = now - self._read_at
+            out[_AGE] = now - self._read_at
         if self._canary is not None and self._canary.result != "refused":
-            out["specserve_canary_success"] = float(self._canary.result == "ok")
+            out[key("specserve_canary_success")] = float(self._canary.result == "ok")
             if self._canary.result == "ok":
-                out["specserve_canary_duration_seconds"] = self._canary.seconds
+                out[key("specserve_canary_duration_seconds")] = self._canary.seconds
         return out
 
-    def _counted(self) -> dict[str, float]:
+    def _counted(self) -> dict[MetricKey, float]:
         """Counters: the engine's, which outlive it here, and our own."""
-        out = {key("specserve_scrapes_total", result=r): float(n) for r, n in self._scrapes.items()}
-        out |= {
-            key("specserve_canaries_total", result=r): float(n) for r, n in self._canaries.items()
-        }
-        for name, value in self._window.totals().items():
-            prefix, _, rest = name.partition("/")
-            if name in _TOTALS:
-                out[_TOTALS[name]] = value
-            elif prefix in _PREFIXES:
-                family, label = _PREFIXES[prefix]
-                out[key(family, **{label: rest})] = value
+        out: dict[MetricKey, float] = {}
+        for result, n in self._scrapes.items():
+            out[key("specserve_scrapes_total", result=result)] = float(n)
+        for result, n in self._canaries.items():
+            out[key("specserve_canaries_total", result=result)] = float(n)
+        for (name, label, number), value in self._window.totals().items():
+            if name in COUNTERS:
+                out[key(f"specserve_{name}_total")] = value
+            elif name == "position":
+                family = "specserve_accepted_tokens_per_position_total"
+                out[key(family, position=f"{number:.0f}")] = value
+            elif name in _LABELLED:
+                family, label_name = _LABELLED[name]
+                out[key(family, **{label_name: label})] = value
         return out
 
     @staticmethod
-    def _instant(snapshot: EngineSnapshot) -> dict[str, float]:
+    def _instant(snapshot: EngineSnapshot) -> dict[MetricKey, float]:
         found: dict[str, float | None] = {
             "specserve_engines": float(len(snapshot.engines)),
             "specserve_requests_running": snapshot.total("running"),
@@ -213,26 +216,36 @@ class Observer:
             "specserve_kv_cache_usage_ratio": snapshot.kv_cache_usage_ratio,
             "specserve_kv_cache_tokens": snapshot.cache_tokens,
         }
-        return {name: value for name, value in found.items() if value is not None}
+        return {key(name): value for name, value in found.items() if value is not None}
 
-    def _ranks(self, now: float, snapshot: EngineSnapshot) -> dict[str, float]:
-        """Each engine by itself. One rank that hangs among many is seen here: the others' progress hides it from the
-        verdicts, and a canary may be answered by another rank."""
-        out: dict[str, float] = {}
+    def _by_engine(self, now: float, snapshot: EngineSnapshot) -> dict[MetricKey, float]:
+        """Each engine by itself. One rank that hangs among many is seen here: the others' progress hides it from
+        the verdicts, and another rank may answer the canary."""
+        out: dict[MetricKey, float] = {}
         for sample in snapshot.engines:
-            for family, name in _RANK.items():
-                if (value := sample.values.get(name)) is not None:
+            for name, family in _BY_ENGINE.items():
+                value = sample.values.get(name)
+                if value is not None:
                     out[key(family, engine=sample.engine)] = value
-            marker = tuple(sample.values.get(name) for name in ("generation_tokens", "steps"))
-            work = (sample.values.get("running") or 0.0) + (sample.values.get("waiting") or 0.0)
-            if marker != self._moved.get(sample.engine, (None, 0.0))[0] or not work:
-                self._moved[sample.engine] = (marker, now)
-            if work:
-                idle = now - self._moved[sample.engine][1]
-                out[key("specserve_engine_seconds_since_progress", engine=sample.engine)] = idle
+            since = self._since_progress(now, sample)
+            if since is not None:
+                out[key("specserve_engine_seconds_since_progress", engine=sample.engine)] = since
         return out
 
-    def _remember(self, wall: float, readings: dict[str, float]) -> None:
+    def _since_progress(self, now: float, sample: EngineSample) -> float | None:
+        """Seconds; None for an engine without requests."""
+        values = sample.values
+        marker = (values.get("generation_tokens"), values.get("steps"))
+        busy = bool(values.get("running") or values.get("waiting"))
+        before, at = self._moved.get(sample.engine, (None, now))
+        if marker != before or not busy:
+            at = now
+        self._moved[sample.engine] = (marker, at)
+        if not busy:
+            return None
+        return now - at
+
+    def _remember(self, wall: float, readings: Readings) -> None:
         if self.history and 0 <= wall - self.history[-1].at < HISTORY_STEP_SECONDS:
             return
 

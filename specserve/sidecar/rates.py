@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specserve.metric_families import key, window_label
+from specserve.metric_families import MetricKey, key, window_label
 from specserve.sidecar.window import Span, Window
 
 LATENCIES = {
@@ -31,103 +31,105 @@ def quantile(bounds: Sequence[float], counts: Sequence[float], q: float) -> floa
     if total <= 0:
         return None
     rank = q * total
-    index = next(i for i, count in enumerate(counts) if count >= rank)
-    if index == len(bounds) - 1:
-        return bounds[-2] if len(bounds) > 1 else None
-    below = counts[index - 1] if index else 0.0
-    start = bounds[index - 1] if index else 0.0
-    inside = counts[index] - below
-    return start + (bounds[index] - start) * ((rank - below) / inside if inside else 1.0)
+    start, below = 0.0, 0.0
+    for bound, count in zip(bounds[:-1], counts, strict=False):
+        if count >= rank:
+            return start + (bound - start) * ((rank - below) / (count - below))
+        start, below = bound, count
+    if len(bounds) == 1:
+        return None
+    return start
 
 
 def ratio(part: float | None, whole: float | None) -> float | None:
     """part / whole; None where either is unknown or the whole is nothing."""
-    return None if part is None or not whole else part / whole
+    if part is None or not whole:
+        return None
+    return part / whole
 
 
-def readings(window: Window, seconds: float) -> dict[str, float]:
+def readings(window: Window, seconds: float) -> dict[MetricKey, float]:
     """Every windowed reading of one window; what cannot be known is left out."""
     span = window.span(seconds)
     if span is None:
         return {}
     label = window_label(seconds)
-    found: dict[str, float | None] = {
-        "window_seconds": span.seconds,
-        **_speculation(span),
-        **_traffic(span),
-    }
+    found = {"window_seconds": span.seconds} | _speculation(span) | _traffic(span)
     out = {
         key(f"specserve_{name}", window=label): value
         for name, value in found.items()
         if value is not None
     }
-    if (
-        found["window_requests"] or found["window_generation_tokens"]
-    ):  # else the latencies are our own canaries'
+    # Without traffic the latencies are those of our own canaries.
+    if found["window_requests"] or found["window_generation_tokens"]:
         out |= _latencies(span, label)
     return out | _positions(span, label) | _http(span, label) | _engines(span, label)
 
 
 def _speculation(span: Span) -> dict[str, float | None]:
-    drafts, drafted, accepted = span["drafts"], span["draft_tokens"], span["accepted_tokens"]
-    generated = span.generated
+    drafts, drafted = span.added("drafts"), span.added("draft_tokens")
+    accepted, generated = span.added("accepted_tokens"), span.generated
     length = ratio(accepted, drafts)
+    if length is not None:
+        length += 1
+    verified = per_step = None
+    if drafts is not None:
+        verified = (drafted or 0.0) + drafts
+    if accepted is not None:
+        per_step = ratio(generated, max(0.0, (generated or 0.0) - accepted))
     return {
         "window_draft_tokens": drafted,
         "window_drafts": drafts,
         "acceptance_rate": ratio(accepted, drafted),
-        "mean_acceptance_length": None if length is None else 1 + length,
-        "verified_token_yield_ratio": ratio(
-            accepted, None if drafts is None else (drafted or 0.0) + drafts
-        ),
+        "mean_acceptance_length": length,
+        "verified_token_yield_ratio": ratio(accepted, verified),
         "draft_tokens_per_second": span.rate("draft_tokens"),
         "accepted_tokens_per_second": span.rate("accepted_tokens"),
         "accepted_output_ratio": ratio(accepted, generated),
-        "tokens_per_step": None
-        if accepted is None
-        else ratio(generated, max(0.0, (generated or 0.0) - accepted)),
+        "tokens_per_step": per_step,
     }
 
 
 def _traffic(span: Span) -> dict[str, float | None]:
-    finished = span.starting("finished/")
-    requests = (
-        max(0.0, sum(finished.values()) - (span["own/requests"] or 0.0)) if finished else None
-    )
+    """Our own canaries are left out: each ends at its limit of one token."""
+    finished = span.by_label("finished")
+    own = span.added("own_requests") or 0.0
+    requests = at_limit = None
+    if finished:
+        requests = max(0.0, sum(finished.values()) - own)
+        at_limit = max(0.0, finished.get("length", 0.0) - own)
     generated = span.generated
-    at_limit = (
-        max(0.0, finished.get("length", 0.0) - (span["own/requests"] or 0.0)) if finished else None
-    )
     return {
         "window_generation_tokens": generated,
         "window_requests": requests,
-        "requests_per_second": None if requests is None else requests / span.seconds,
-        "generation_tokens_per_second": None if generated is None else generated / span.seconds,
+        "requests_per_second": ratio(requests, span.seconds),
+        "generation_tokens_per_second": ratio(generated, span.seconds),
         "prompt_tokens_per_second": span.rate("prompt_tokens"),
         "steps_per_second": span.rate("steps"),
         "preemptions_per_second": span.rate("preemptions"),
-        "prefix_cache_hit_ratio": ratio(span["prefix_cache_hits"], span["prefix_cache_queries"]),
+        "prefix_cache_hit_ratio": ratio(
+            span.added("prefix_cache_hits"), span.added("prefix_cache_queries")
+        ),
         "length_finish_ratio": ratio(at_limit, requests),
     }
 
 
-def _positions(span: Span, label: str) -> dict[str, float]:
+def _positions(span: Span, label: str) -> dict[MetricKey, float]:
     """Unconditional: of all drafts. Conditional: of the drafts whose token before was accepted."""
-    out: dict[str, float] = {}
-    before = span["drafts"]
-    drafts = before
-    accepted = sorted((int(p), n) for p, n in span.starting("position/").items())
-    for position, count in accepted:
+    out: dict[MetricKey, float] = {}
+    drafts = before = span.added("drafts")
+    for position, accepted in span.by_number("position"):
         for name, whole in (("", drafts), ("conditional_", before)):
-            if (value := ratio(count, whole)) is not None:
+            value = ratio(accepted, whole)
+            if value is not None:
                 family = f"specserve_{name}acceptance_rate_per_position"
-                out[key(family, position=str(position), window=label)] = value
-        before = count
+                out[key(family, position=f"{position:.0f}", window=label)] = value
+        before = accepted
     return out
 
 
-def _latencies(span: Span, label: str) -> dict[str, float]:
-    out: dict[str, float] = {}
+def _latencies(span: Span, label: str) -> dict[MetricKey, float]:
+    out: dict[MetricKey, float] = {}
     for name, family in LATENCIES.items():
         histogram = span.histogram(name)
         if histogram is None or histogram.count <= 0:
@@ -140,31 +142,29 @@ def _latencies(span: Span, label: str) -> dict[str, float]:
     return out
 
 
-def _http(span: Span, label: str) -> dict[str, float]:
-    answers = span.starting("http/")
+def _http(span: Span, label: str) -> dict[MetricKey, float]:
+    answers = span.by_label("http")
     everything = sum(answers.values())
     if everything <= 0:
         return {}
-    shares = {
-        key("specserve_http_error_ratio", status=status, window=label): answers.get(status, 0.0)
-        / everything
-        for status in ("4xx", "5xx")
-    }
-    return {key("specserve_window_http_answers", window=label): everything, **shares}
+    out = {key("specserve_window_http_answers", window=label): everything}
+    for status in ("4xx", "5xx"):
+        share = answers.get(status, 0.0) / everything
+        out[key("specserve_http_error_ratio", status=status, window=label)] = share
+    return out
 
 
-def _engines(span: Span, label: str) -> dict[str, float]:
-    """Per engine, and how far apart the engines are, among those that drafted enough to tell."""
-    out: dict[str, float] = {}
+def _engines(span: Span, label: str) -> dict[MetricKey, float]:
+    """Per engine, and how far apart those engines are that drafted enough to tell."""
+    out: dict[MetricKey, float] = {}
     rates: list[float] = []
-    engines = sorted({name.split("/")[0] for name in span.starting("engine/")})
-    for engine in engines:
-        drafted = span[f"engine/{engine}/draft_tokens"]
-        rate = ratio(span[f"engine/{engine}/accepted_tokens"], drafted)
+    accepted = span.by_label("engine_accepted_tokens")
+    for engine, drafted in sorted(span.by_label("engine_draft_tokens").items()):
+        rate = ratio(accepted.get(engine), drafted)
         if rate is None:
             continue
         out[key("specserve_engine_acceptance_rate", engine=engine, window=label)] = rate
-        if (drafted or 0.0) >= ENGINE_MIN_DRAFT_TOKENS:
+        if drafted >= ENGINE_MIN_DRAFT_TOKENS:
             rates.append(rate)
     if len(rates) > 1:
         out[key("specserve_acceptance_rate_spread", window=label)] = max(rates) - min(rates)

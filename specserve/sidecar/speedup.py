@@ -19,7 +19,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specserve.errors import ConfigError
-from specserve.metric_families import Readings, key
+from specserve.metric_families import MetricKey, Readings, key
 
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -89,15 +89,17 @@ def load(path: Path) -> Profile:
         raise ConfigError(f"not JSON: {error}", where=str(path)) from error
 
 
-def readings(profile: Profile | None, known: Readings, windows: Sequence[str]) -> dict[str, float]:
+def readings(
+    profile: Profile | None, known: Readings, windows: Sequence[str]
+) -> dict[MetricKey, float]:
     """Speedup and break-even at the current batch size; empty without a profile, traffic or drafts."""
-    running = known.get("specserve_requests_running")
+    running = known.get(key("specserve_requests_running"))
     found = profile.at(running) if profile is not None and running else None
     if found is None:
         return {}
     cost, drafted = found
     break_even = (cost - 1) / drafted
-    out = {"specserve_break_even_acceptance_rate": break_even}
+    out = {key("specserve_break_even_acceptance_rate"): break_even}
     for window in windows:
         per_step = known.get(key("specserve_tokens_per_step", window=window))
         rate = known.get(key("specserve_acceptance_rate", window=window))

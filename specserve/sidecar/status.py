@@ -7,7 +7,7 @@ from typing import Any
 
 from specserve import __version__
 from specserve.config.schema import Settings
-from specserve.metric_families import Readings, family_of, labels_of
+from specserve.metric_families import Readings, key
 from specserve.sidecar.observer import Observation
 
 PREFIX = "specserve_"
@@ -66,23 +66,23 @@ def probe(name: str, seen: Observation | None, *, age_seconds: float) -> dict[st
 def now(readings: Readings) -> dict[str, float]:
     """Readings without labels, except counters: short name -> value."""
     return {
-        name.removeprefix(PREFIX): value
-        for name, value in readings.items()
-        if "{" not in name and not name.endswith("_total")
+        family.removeprefix(PREFIX): value
+        for (family, labels), value in readings.items()
+        if not labels and not family.endswith("_total")
     }
 
 
 def windows(readings: Readings) -> dict[str, dict[str, Any]]:
     """Window -> short name -> value; families with one more label become a mapping of that label's values."""
     out: dict[str, dict[str, Any]] = {}
-    for reading, value in readings.items():
-        labels = dict(labels_of(reading))
-        window = labels.pop("window", None)
+    for (family, labels), value in readings.items():
+        others = dict(labels)
+        window = others.pop("window", None)
         if window is None:
             continue
-        name, found = family_of(reading).removeprefix(PREFIX), out.setdefault(window, {})
-        if labels:
-            found.setdefault(name, {})[next(iter(labels.values()))] = value
+        name, found = family.removeprefix(PREFIX), out.setdefault(window, {})
+        if others:
+            found.setdefault(name, {})[next(iter(others.values()))] = value
         else:
             found[name] = value
     return out
@@ -91,16 +91,16 @@ def windows(readings: Readings) -> dict[str, dict[str, Any]]:
 def baseline(readings: Readings) -> dict[str, float]:
     """What is normal here: short name -> value."""
     return {
-        name.removeprefix(PREFIX).removesuffix("_baseline"): value
-        for name, value in readings.items()
-        if name.endswith("_baseline")
+        family.removeprefix(PREFIX).removesuffix("_baseline"): value
+        for (family, _), value in readings.items()
+        if family.endswith("_baseline")
     }
 
 
 def actual(readings: Readings, facts: Mapping[str, Any]) -> dict[str, Any]:
     """What the engine reports of its own, to hold against the plan; what its log said comes from the supervisor."""
     found = dict(facts.get("actual") or {})
-    tokens = readings.get("specserve_kv_cache_tokens")
+    tokens = readings.get(key("specserve_kv_cache_tokens"))
     if tokens is not None:
         found.setdefault("kv_cache_tokens", tokens)
     return found

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 from specserve.engine.http.metrics import EngineSample, EngineSnapshot, Histogram
 from specserve.metric_families import WINDOWS
@@ -26,28 +27,58 @@ COUNTERS = (
     "prefix_cache_queries",
     "prefix_cache_hits",
 )
+BY_ENGINE = {
+    "draft_tokens": "engine_draft_tokens",
+    "accepted_tokens": "engine_accepted_tokens",
+}
+"""Counters that are also kept for each engine, and their names there."""
 RESOLUTION = 180
-"""Reads of age a are thinned to a / RESOLUTION apart: so exact is every window, whatever the longest is, and memory
-grows with the longest's logarithm. Of reads 5 s apart the last half hour is kept whole."""
+"""Reads of age a are thinned to a / RESOLUTION apart: so exact is every window, whatever the longest is, and
+memory grows with the longest's logarithm. Of reads 5 s apart the last half hour is kept whole."""
 FOREIGN_LIMIT = 3
 """Reads in a row of an older process that are taken for another API server before its start time is believed."""
-_HTTP = ("http", "")
-"""The row of the API server's answers, beside the rows of engines."""
 
 
-def _flat(sample: EngineSample) -> Iterator[tuple[str, float]]:
-    """The counters of one engine under one-word names."""
+class Counter(NamedTuple):
+    """Which counter: a name, and what tells it from others of that name."""
+
+    name: str
+    """One of `COUNTERS`, of `BY_ENGINE`, ``position``, ``finished``, ``http``, ``own_requests``, ``own_tokens``, or a
+    histogram, whose sum is a counter of its own (`_sum_of`)."""
+    label: str = ""
+    """The reason of ``finished``, the status class of ``http``, the engine of `BY_ENGINE`."""
+    number: float = 0.0
+    """The position, or the upper bound of a histogram's bucket."""
+
+
+class _Row(NamedTuple):
+    """Whose counters: an engine's for one model, or the API server's."""
+
+    engine: str
+    model_name: str = ""
+
+
+_HTTP = _Row("http")
+
+
+def _sum_of(histogram: str) -> Counter:
+    return Counter(histogram + "_sum")
+
+
+def _counters(sample: EngineSample) -> Iterator[tuple[Counter, float]]:
+    """The counters of one engine."""
     for name in COUNTERS:
-        if (value := sample.values.get(name)) is not None:
-            yield name, value
+        value = sample.values.get(name)
+        if value is not None:
+            yield Counter(name), value
     for position, value in enumerate(sample.accepted_per_position or ()):
-        yield f"position/{position}", value
+        yield Counter("position", number=position), value
     for reason, value in (sample.finished or {}).items():
-        yield f"finished/{reason}", value
+        yield Counter("finished", reason), value
     for name, histogram in sample.histograms.items():
-        yield f"{name}/sum", histogram.sum
+        yield _sum_of(name), histogram.sum
         for bound, count in zip(histogram.bounds, histogram.counts, strict=True):
-            yield f"{name}/{bound!r}", count
+            yield Counter(name, number=bound), count
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,37 +86,55 @@ class Span:
     """What was added between two reads."""
 
     seconds: float
-    _at: Mapping[str, int]
+    _at: Mapping[Counter, int]
     _added: Sequence[float]
 
-    def __getitem__(self, name: str) -> float | None:
+    def added(self, name: str, label: str = "") -> float | None:
         """What was added to a counter; None when it was never reported."""
-        index = self._at.get(name)
-        return None if index is None else max(0.0, self._added[index])
+        index = self._at.get(Counter(name, label))
+        if index is None:
+            return None
+        return self._added[index]
 
     def rate(self, name: str) -> float | None:
         """Added per second."""
-        added = self[name]
-        return None if added is None or self.seconds <= 0 else added / self.seconds
+        added = self.added(name)
+        if added is None:
+            return None
+        return added / self.seconds
 
     @property
     def generated(self) -> float | None:
-        """Output tokens, without those of own canaries."""
-        tokens = self["generation_tokens"]
-        return None if tokens is None else max(0.0, tokens - (self["own/tokens"] or 0.0))
+        """Output tokens, without those of our own canaries."""
+        tokens = self.added("generation_tokens")
+        if tokens is None:
+            return None
+        return max(0.0, tokens - (self.added("own_tokens") or 0.0))
 
-    def starting(self, prefix: str) -> dict[str, float]:
-        """Name after the prefix -> what was added, of all counters that begin so."""
-        return {n.removeprefix(prefix): self[n] or 0.0 for n in self._at if n.startswith(prefix)}
+    def by_label(self, name: str) -> dict[str, float]:
+        """Label -> what was added, of the counters with this name."""
+        return {
+            counter.label: self._added[index]
+            for counter, index in self._at.items()
+            if counter.name == name
+        }
+
+    def by_number(self, name: str) -> list[tuple[float, float]]:
+        """Position or bound, and what was added, in ascending order."""
+        return sorted(
+            (counter.number, self._added[index])
+            for counter, index in self._at.items()
+            if counter.name == name
+        )
 
     def histogram(self, name: str) -> Histogram | None:
         """The observations that were added."""
-        parts = self.starting(f"{name}/")
-        total = parts.pop("sum", None)
-        if total is None or not parts:
+        total = self._at.get(_sum_of(name))
+        rows = self.by_number(name)
+        if total is None or not rows:
             return None
-        rows = sorted((float(bound), count) for bound, count in parts.items())
-        return Histogram(tuple(b for b, _ in rows), tuple(c for _, c in rows), total)
+        bounds, counts = zip(*rows, strict=True)
+        return Histogram(bounds, counts, self._added[total])
 
 
 @dataclass(slots=True)
@@ -94,43 +143,44 @@ class Window:
 
     spans_seconds: tuple[float, ...] = WINDOWS
     restarts: int = 0
-    _at: dict[str, int] = field(default_factory=dict)
+    _at: dict[Counter, int] = field(default_factory=dict)
     _totals: array[float] = field(default_factory=lambda: array("d"))
     _floor: array[float] = field(default_factory=lambda: array("d"))
     """What a total was before its counter was first seen."""
-    _raw: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
+    _raw: dict[_Row, dict[Counter, float]] = field(default_factory=dict)
     _history: list[tuple[float, array[float]]] = field(default_factory=list)
     _start: float | None = None
     _foreign: int = 0
 
     def __post_init__(self) -> None:
-        self.exclude(
-            requests=0, tokens=0
-        )  # counters begin in `add` or here, so that the history has them all
+        # Counters begin in `add` or here, so that the history has them all.
+        self.exclude(requests=0, tokens=0)
 
     def add(self, snapshot: EngineSnapshot) -> bool:
         """Take one read in. False when it came from another, older process behind the same address."""
         if self._is_foreign(snapshot.process_start_seconds):
             return False
         for sample in snapshot.engines:
-            self._take((sample.engine, sample.model_name or ""), dict(_flat(sample)))
+            self._take(_Row(sample.engine, sample.model_name or ""), dict(_counters(sample)))
         if snapshot.http:
-            self._take(_HTTP, {f"http/{status}": count for status, count in snapshot.http.items()})
+            answers = {Counter("http", status): n for status, n in snapshot.http.items()}
+            self._take(_HTTP, answers)
         self._remember(snapshot.at_seconds)
         return True
 
     def exclude(self, *, requests: int, tokens: int) -> None:
-        """Leave own canaries out of the windows' request and token counts. Latencies cannot be told apart."""
-        self._count("own/requests", requests)
-        self._count("own/tokens", tokens)
+        """Leave our own canaries out of the windows' request and token counts. In latencies they cannot be told
+        apart."""
+        self._count(Counter("own_requests"), requests)
+        self._count(Counter("own_tokens"), tokens)
 
     def restart(self) -> None:
         """Forget the history, not the totals: what came before says nothing about what comes."""
         self._history.clear()
 
-    def totals(self) -> dict[str, float]:
-        """Counter -> total. They never fall, whatever the engine's do."""
-        return {name: self._totals[index] for name, index in self._at.items()}
+    def totals(self) -> dict[Counter, float]:
+        """Totals that never fall, whatever the engine's counters do."""
+        return {counter: self._totals[index] for counter, index in self._at.items()}
 
     def span(self, seconds: float) -> Span | None:
         """What the last ``seconds`` added, or the part of them that is known; None before two reads in them.
@@ -149,46 +199,47 @@ class Window:
         if begin >= end:
             return None
         known = len(before)
-        added = [t - (before[i] if i < known else self._floor[i]) for i, t in enumerate(totals)]
+        earlier = before + self._floor[known:]
+        added = [max(0.0, total - past) for total, past in zip(totals, earlier, strict=False)]
         return Span(end - begin, self._at, added)
 
     def _is_foreign(self, start: float | None) -> bool:
-        if (
-            start is not None
-            and self._start is not None
-            and start < self._start
-            and self._foreign < FOREIGN_LIMIT
-        ):
+        if start is None:
+            self._foreign = 0
+            return False
+        known = self._start
+        if known is not None and start < known and self._foreign < FOREIGN_LIMIT:
             self._foreign += 1
             return True
         self._foreign = 0
-        if start is not None:
-            if self._start is not None and start != self._start:
-                self._raw = {row: dict.fromkeys(raw, 0.0) for row, raw in self._raw.items()}
-                self.restarts += 1
-                self.restart()
-            self._start = start
+        self._start = start
+        if known is not None and start != known:
+            self._raw = {row: dict.fromkeys(raw, 0.0) for row, raw in self._raw.items()}
+            self.restarts += 1
+            self.restart()
         return False
 
-    def _take(self, row: tuple[str, str], values: Mapping[str, float]) -> None:
+    def _take(self, row: _Row, values: Mapping[Counter, float]) -> None:
         """Add what one row (an engine, or the HTTP server) counted since its last read."""
-        is_http, is_new = row == _HTTP, row not in self._raw
+        is_new = row not in self._raw
         last = self._raw.setdefault(row, {})
-        fell = any(value < last.get(name, 0.0) for name, value in values.items())
-        for name, value in values.items():
+        fell = any(value < last.get(counter, 0.0) for counter, value in values.items())
+        for counter, value in values.items():
             # An HTTP status is first reported when it first happens; everything else exists from the start.
-            base = name not in last and (is_new or not is_http)
-            added = value if fell else value - last.get(name, 0.0)
-            self._count(name, added, base=base)
-            if name in ("draft_tokens", "accepted_tokens"):
-                self._count(f"engine/{row[0]}/{name}", added, base=base)
+            base = counter not in last and (is_new or row != _HTTP)
+            added = value
+            if not fell:
+                added -= last.get(counter, 0.0)
+            self._count(counter, added, base=base)
+            if counter.name in BY_ENGINE:
+                self._count(Counter(BY_ENGINE[counter.name], row.engine), added, base=base)
         last.update(values)
 
-    def _count(self, name: str, added: float, *, base: bool = False) -> None:
+    def _count(self, counter: Counter, added: float, *, base: bool = False) -> None:
         """Add to a total; as a base, to every earlier total too, so that no window sees it as an increase."""
-        index = self._at.get(name)
+        index = self._at.get(counter)
         if index is None:
-            index = self._at[name] = len(self._totals)
+            index = self._at[counter] = len(self._totals)
             self._totals.append(0.0)
             self._floor.append(0.0)
         self._totals[index] += added

@@ -19,7 +19,7 @@ import pytest
 import requests
 import yaml
 
-from specserve.metric_families import FAMILIES, family_of
+from specserve.metric_families import FAMILIES
 from tests import needed
 from tests.alert_stack import free_ports, process, wait_for
 from tests.chart.rendering import CHART, ROOT
@@ -310,7 +310,7 @@ def test_queries_answer(live: Live, expression: str) -> None:
     if not speedup:
         live.answers(expression, "all")
     names = {
-        family_of(s.name).removeprefix("specserve_")
+        s.name.removeprefix("specserve_")
         for s in selectors(promql_parser.parse(filled(expression)))
     }
     absent = any(name.startswith(("gpu_", "canary_")) or name in NEEDS_MORE for name in names)

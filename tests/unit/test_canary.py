@@ -21,6 +21,7 @@ from specserve.engine.canary import corruption
 from specserve.engine.canary import run as canary
 from specserve.engine.canary.corruption import Judged
 from specserve.engine.http.client import EngineClient, EngineUnreachable
+from specserve.metric_families import key
 from specserve.sidecar.canaries import Canaries, output_mismatch
 from specserve.sidecar.probe import Scrape
 
@@ -392,7 +393,7 @@ def test_readiness_comes_back_when_the_next_comparison_is_right(engine, tmp_path
         for garbage, mismatch in ((set(), 0), ({"sampled"}, 1), (set(), 0)):
             engine.garbage = garbage
             end = time.monotonic() + 60
-            while watch.readings().get("specserve_output_mismatch") != mismatch or watch.probe(
+            while watch.readings().get(key("specserve_output_mismatch")) != mismatch or watch.probe(
                 "ready"
             )["ok"] is bool(mismatch):
                 assert time.monotonic() < end, watch.status()["comparison"]

@@ -22,7 +22,7 @@ from specserve.engine.output.logs import EngineReport
 from specserve.errors import ConfigError
 from specserve.gpu.telemetry import Detached, Means, Telemetry
 from specserve.memory.calibration import reconcile
-from specserve.metric_families import FAMILIES, family_of, key, labels_of
+from specserve.metric_families import FAMILIES, MetricKey, key
 from specserve.sidecar import baseline, speedup, status
 from specserve.sidecar.baseline import QUANTITIES, Baseline
 from specserve.sidecar.chart import Chart, runs
@@ -63,7 +63,7 @@ def observed(
     return seen
 
 
-def families(readings: dict[str, float]) -> dict[str, list]:
+def families(readings: dict[MetricKey, float]) -> dict[str, list]:
     """The exposition of readings, parsed."""
     text = exposition(lambda: readings, model_name="target")().decode()
     return {f.name: f.samples for f in text_string_to_metric_families(text)}
@@ -73,8 +73,8 @@ def test_every_reading_of_a_busy_engine_is_in_the_table() -> None:
     """No reading has a name or a label that the table of families does not have."""
     readings = observed().readings
     assert len(readings) > 140
-    for name in readings:
-        assert set(labels_of(name)) == set(FAMILIES[family_of(name)].labels), name
+    for family, labels in readings:
+        assert set(dict(labels)) == set(FAMILIES[family].labels), family
 
 
 def test_the_exposition_is_valid_and_says_what_is_known() -> None:
@@ -95,7 +95,7 @@ def test_nothing_known_is_an_empty_exposition() -> None:
 
 def test_a_reading_outside_the_table_is_not_exported() -> None:
     """A wrong label set would break the family for every scraper."""
-    assert families({"specserve_acceptance_rate": 0.5, "specserve_nonsense": 1.0}) == {}
+    assert families({key("specserve_acceptance_rate"): 0.5, key("specserve_nonsense"): 1.0}) == {}
 
 
 def test_families_have_units_and_formulas() -> None:
@@ -115,8 +115,8 @@ def test_observer_counts_scrapes_and_canaries() -> None:
     seen = observer.observe(5, 5, Scrape("timeout", "slow")).readings
     assert seen[key("specserve_scrapes_total", result="timeout")] == 2
     assert seen[key("specserve_canaries_total", result="failed")] == 1
-    assert seen["specserve_canary_success"] == 0
-    assert "specserve_canary_duration_seconds" not in seen
+    assert seen[key("specserve_canary_success")] == 0
+    assert key("specserve_canary_duration_seconds") not in seen
 
 
 @pytest.mark.parametrize(
@@ -136,10 +136,14 @@ def test_a_blind_sidecar_exports_no_old_numbers(result: str, state: str, conditi
     once = observer.observe(600, 1e9 + 600, failed, Context(state=state)).readings
     twice = observer.observe(605, 1e9 + 605, failed, Context(state=state)).readings
     assert RATE in once
-    assert "specserve_requests_running" in once
+    assert key("specserve_requests_running") in once
     assert RATE not in twice
-    assert "specserve_requests_running" not in twice
-    assert twice["specserve_draft_tokens_total"] == once["specserve_draft_tokens_total"] == 18_000
+    assert key("specserve_requests_running") not in twice
+    assert (
+        twice[key("specserve_draft_tokens_total")]
+        == once[key("specserve_draft_tokens_total")]
+        == 18_000
+    )
     assert twice[key("specserve_engine_condition", condition=condition)] == 1
 
 
@@ -157,7 +161,7 @@ def test_verdicts_age(age: float, verdicts: tuple[int, int, int], condition: str
     seen = aged(observed(), age, 15)
     assert seen is not None
     assert (
-        tuple(seen.readings[f"specserve_{name}"] for name in ("started", "live", "ready"))
+        tuple(seen.readings[key(f"specserve_{name}")] for name in ("started", "live", "ready"))
         == verdicts
     )
     assert (
@@ -187,7 +191,7 @@ def test_what_the_start_up_canary_drafts_is_no_traffic() -> None:
     """When the supervisor calls the engine ready, the windows begin."""
     observer, engine = Observer(), VirtualEngine()
 
-    def read(at: float, state: str) -> dict[str, float]:
+    def read(at: float, state: str) -> dict[MetricKey, float]:
         snapshot = parse(engine.text(), at_seconds=at)
         return observer.observe(
             at, at, Scrape("ok", snapshot=snapshot), Context(state=state)
@@ -235,7 +239,7 @@ def test_a_baseline_is_learned_and_does_not_learn_a_drop() -> None:
     assert own.reference(QUANTITIES[0], 12 * 3600) == 0.7
     learn(own, hours(12, 20), 0.4)
     seen = own.readings(20 * 3600, {RATE: 0.4}, ["5m"])
-    assert seen["specserve_acceptance_rate_baseline"] == 0.7
+    assert seen[key("specserve_acceptance_rate_baseline")] == 0.7
     assert seen[key("specserve_acceptance_rate_drift", window="5m")] == pytest.approx(-0.3)
     learn(own, hours(20, 40), 0.4)
     assert own.reference(QUANTITIES[0], 40 * 3600) == 0.4
@@ -292,6 +296,19 @@ def test_a_baseline_survives_a_restart_and_a_broken_file(tmp_path, caplog) -> No
     assert baseline.identity(SETTINGS) != baseline.identity(other)
 
 
+def test_the_form_of_a_baseline_file_stays(tmp_path) -> None:
+    """What an earlier version kept is read, and what is written now is the same: bare family names, no labels."""
+    path = tmp_path / "baseline.json"
+    text = (
+        '{"version": 1, "points": {"specserve_acceptance_rate": [[1000.0, 0.7], [1300.0, 0.71]]}}'
+    )
+    path.write_text(text)
+    own = baseline.load(path)
+    assert own.points == {"specserve_acceptance_rate": [(1000.0, 0.7), (1300.0, 0.71)]}
+    baseline.save(own, path)
+    assert path.read_text() == text
+
+
 def profile(*cells: tuple[float, float, float, int]) -> speedup.Profile:
     names = (
         "concurrency",
@@ -320,12 +337,12 @@ def test_speedup_and_break_even_at_the_batch_size(
 ) -> None:
     """Linear between measured batch sizes, constant below, unknown beyond and while nothing runs."""
     known = {
-        "specserve_requests_running": running,
+        key("specserve_requests_running"): running,
         key("specserve_tokens_per_step", window="5m"): 2.8,
         key("specserve_acceptance_rate", window="5m"): 0.36,
     }
     seen = speedup.readings(profile((4, 0.010, 0.012, 5), (16, 0.010, 0.020, 5)), known, ["5m"])
-    assert seen.get("specserve_break_even_acceptance_rate") == (
+    assert seen.get(key("specserve_break_even_acceptance_rate")) == (
         break_even and pytest.approx(break_even)
     )
     assert seen.get(key("specserve_estimated_speedup_ratio", window="5m")) == (
@@ -346,15 +363,15 @@ def test_the_profile_of_the_benchmark_is_read() -> None:
     read = speedup.Profile.model_validate(
         {"version": 1, "engine": {}, "created": "", "cells": [cell]}
     )
-    seen = speedup.readings(read, {"specserve_requests_running": 4}, [])
+    seen = speedup.readings(read, {key("specserve_requests_running"): 4}, [])
     assert seen == {
-        "specserve_break_even_acceptance_rate": pytest.approx(row.break_even_acceptance)
+        key("specserve_break_even_acceptance_rate"): pytest.approx(row.break_even_acceptance)
     }
 
 
 def test_without_a_profile_nothing_is_estimated() -> None:
     """And a profile that is none is a config error that names the place."""
-    assert speedup.readings(None, {"specserve_requests_running": 4}, ["5m"]) == {}
+    assert speedup.readings(None, {key("specserve_requests_running"): 4}, ["5m"]) == {}
 
 
 @pytest.mark.parametrize(
@@ -451,14 +468,14 @@ def test_gpu_telemetry_of_the_devices_in_use() -> None:
         1,
         0,
     ]
-    assert not any('gpu="1"' in name for name in seen)
-    assert all(set(labels_of(n)) == set(FAMILIES[family_of(n)].labels) for n in seen)
+    assert not any(("gpu", "1") in labels for _, labels in seen)
+    assert all(set(dict(labels)) == set(FAMILIES[family].labels) for family, labels in seen)
 
 
 def test_gpu_in_use_is_where_the_engine_computes() -> None:
     """The engine's process decides; what its device cannot tell is left out."""
     seen = Telemetry(Nvml(), visible=None, count=1).readings({4242})
-    assert {labels_of(name)["gpu"] for name in seen} == {"1"}
+    assert {dict(labels)["gpu"] for _, labels in seen} == {"1"}
     assert key("specserve_gpu_power_watts", gpu="1") not in seen
     assert key("specserve_gpu_power_ratio", gpu="1") not in seen
     assert seen[key("specserve_gpu_processes", gpu="1")] == 1
@@ -470,7 +487,7 @@ def test_means_over_a_stretch_of_time() -> None:
     now = telemetry.readings()
     with Means(telemetry, interval_seconds=0.01) as means:
         pass
-    used = [v for name, v in now.items() if name.startswith("specserve_gpu_memory_used_bytes{")]
+    used = [v for k, v in now.items() if k.family == "specserve_gpu_memory_used_bytes"]
     assert means.result is not None
     assert means.result["memory_used_bytes"] == sum(used)
     assert means.result["power_watts"] == now[key("specserve_gpu_power_watts", gpu="0")]

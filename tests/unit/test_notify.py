@@ -400,7 +400,7 @@ def test_queue_length_is_a_reading() -> None:
     """The readings name each receiver and count what waits."""
     sender = notifier({"type": "webhook", "url": closed_port()}, pace=replace(FAST, first_retry=60))
     sender.publish([FIRING], now=0)
-    until(lambda: sender.readings()["specserve_notification_queue_length"] == 1)
+    until(lambda: sender.readings()[key("specserve_notification_queue_length")] == 1)
     assert (
         sender.readings()[key("specserve_notifications_total", receiver="webhook", outcome="sent")]
         == 0

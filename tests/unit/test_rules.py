@@ -23,7 +23,7 @@ from specserve.alert.rules import (
 )
 from specserve.config.alerting import Alerts, Rules
 from specserve.config.schema import Settings
-from specserve.metric_families import FAMILIES, family_of, key
+from specserve.metric_families import FAMILIES, MetricKey, key
 
 LOW = Rule(
     "Low",
@@ -160,23 +160,26 @@ def test_sample_and_guards_silence_a_rule() -> None:
         0.5,
         0.55,
         labels={"window": ("5m",)},
-        sample="n",
+        sample=key("n"),
         min_samples=1000,
-        guards=(Guard("specserve_requests_running", at_most=8),),
+        guards=(Guard(key("specserve_requests_running"), at_most=8),),
     )
-    rate = {key("specserve_acceptance_rate", window="5m"): 0.1, "specserve_requests_running": 8.0}
+    rate = {
+        key("specserve_acceptance_rate", window="5m"): 0.1,
+        key("specserve_requests_running"): 8.0,
+    }
 
-    def only(readings: dict[str, float]) -> Observation:
+    def only(readings: dict[MetricKey, float]) -> Observation:
         (seen,) = observe(rule, readings).values()
         return seen
 
-    assert only({**rate, "n": 1000}) == Observation(0.1)
-    assert only({**rate, "n": 999}).absent is Reason.TOO_FEW_SAMPLES
+    assert only({**rate, key("n"): 1000}) == Observation(0.1)
+    assert only({**rate, key("n"): 999}).absent is Reason.TOO_FEW_SAMPLES
     assert only(rate) == Observation(None, Reason.TOO_FEW_SAMPLES)
-    assert only({**rate, "n": 1000, "specserve_requests_running": 9.0}) == Observation(
+    assert only({**rate, key("n"): 1000, key("specserve_requests_running"): 9.0}) == Observation(
         None, Reason.GUARDED
     )
-    assert only({"n": 1000}) == Observation(None, Reason.GUARDED)
+    assert only({key("n"): 1000}) == Observation(None, Reason.GUARDED)
 
 
 def test_one_alert_for_each_device() -> None:
@@ -186,7 +189,7 @@ def test_one_alert_for_each_device() -> None:
     readings = {
         key(celsius, gpu="0"): 90.0,
         key(celsius, gpu="1"): 70.0,
-        celsius: 90.0,
+        key(celsius): 90.0,
         key(celsius, host="a"): 99.0,
     }
     first, second = (evaluator.evaluate(readings, now=now, at=1000 + now) for now in (0, 5))
@@ -220,7 +223,7 @@ def test_a_clock_that_was_set_back_moves_the_start() -> None:
     assert (starts, ended.started_at, ended.ended_at) == ([4600, 1000, 1000], 900, 900)
 
 
-def condition(name: str) -> dict[str, float]:
+def condition(name: str) -> dict[MetricKey, float]:
     return {key("specserve_engine_condition", condition=name): 1.0}
 
 
@@ -231,7 +234,7 @@ def test_inhibited_alerts_are_shown_not_sent() -> None:
         "EngineDown": {"for_seconds": 0, "keep_firing_for_seconds": 0},
     }
     evaluator = Evaluator(rules(settings(rules=rules_)))
-    queue = {"specserve_requests_waiting": 100.0}
+    queue = {key("specserve_requests_waiting"): 100.0}
     first = evaluator.evaluate({**queue, **condition("down")}, now=0, at=0)
     assert [(a.name, a.inhibited_by) for a in first.active] == [
         ("EngineDown", None),
@@ -253,7 +256,10 @@ def test_who_was_told_hears_the_end() -> None:
         "EngineDown": {"for_seconds": 0, "keep_firing_for_seconds": 600},
     }
     evaluator = Evaluator(rules(settings(rules=rules_)))
-    queue, full = {"specserve_requests_waiting": 100.0}, {"specserve_kv_cache_usage_ratio": 0.99}
+    queue, full = (
+        {key("specserve_requests_waiting"): 100.0},
+        {key("specserve_kv_cache_usage_ratio"): 0.99},
+    )
     evaluator.evaluate(queue, now=0, at=0)
     down = evaluator.evaluate({**queue, **full, **condition("down")}, now=5, at=5)
     assert [a.name for a in down.to_send] == ["EngineDown", "QueueBacklog"]
@@ -268,7 +274,7 @@ def test_speculation_inactive_knows_the_schedule() -> None:
     """No drafts while text is generated fires, unless the batch is larger than the config lets speculate."""
     output = {
         key("specserve_window_generation_tokens", window="5m"): 5000.0,
-        "specserve_speculation_configured": 1.0,
+        key("specserve_speculation_configured"): 1.0,
     }
     config = settings(rules={"SpeculationInactive": {"for_seconds": 0}}).model_dump(
         exclude_unset=True
@@ -277,7 +283,7 @@ def test_speculation_inactive_knows_the_schedule() -> None:
     alone = Evaluator(rules(Settings.model_validate(config)))
 
     def names(running: float, **drafted: float) -> list[str]:
-        readings = {**output, "specserve_requests_running": running}
+        readings = {**output, key("specserve_requests_running"): running}
         if drafted:
             readings[key("specserve_window_draft_tokens", window="5m")] = drafted["drafted"]
         return [a.name for a in alone.evaluate(readings, now=0, at=0).to_send]
@@ -315,7 +321,7 @@ def test_every_alert_is_consistent() -> None:
             definition.sample,
             *(guard.reading for guard in definition.guards),
         ]
-        assert {family_of(name) for name in named if name} <= FAMILIES.keys(), definition.name
+        assert {name for name in named if name} <= FAMILIES.keys(), definition.name
         assert set(definition.labels) <= set(
             FAMILIES[definition.metric].labels if definition.metric else ()
         )
@@ -328,10 +334,10 @@ def test_nothing_fires_on_an_idle_server() -> None:
     evaluator = Evaluator(rules(settings(rules=on, acceptance_rate={"for_seconds": 0})))
     idle = {
         **condition("idle"),
-        "specserve_requests_running": 0.0,
-        "specserve_requests_waiting": 0.0,
-        "specserve_kv_cache_usage_ratio": 0.0,
-        "specserve_speculation_configured": 1.0,
+        key("specserve_requests_running"): 0.0,
+        key("specserve_requests_waiting"): 0.0,
+        key("specserve_kv_cache_usage_ratio"): 0.0,
+        key("specserve_speculation_configured"): 1.0,
         **{
             key(f"specserve_window_{n}", window="5m"): 0.0
             for n in ("draft_tokens", "drafts", "generation_tokens")
