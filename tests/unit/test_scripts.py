@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "scripts"
 
 
 @pytest.fixture
@@ -117,6 +120,17 @@ def test_shell_script_parses(name: str) -> None:
         ["bash", "-n", str(SCRIPTS / name)], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_every_tool_of_the_tests_is_pinned() -> None:
+    """What the extras test and chart install has one version, unless the engine uses it as well."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["optional-dependencies"]["test"], *project["optional-dependencies"]["chart"]]
+    names = {re.split(r"[^\w.-]", text)[0] for text in wanted}
+    lines = (ROOT / "constraints-test.txt").read_text().splitlines()
+    pins = [line.partition("==") for line in lines if line and not line.startswith("#")]
+    assert all(version for _, _, version in pins)
+    assert names - {name for name, _, _ in pins} == {"safetensors", "specserve"}
 
 
 def test_several_runs_have_one_closing_line(
