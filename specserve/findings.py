@@ -6,8 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue
 
 Severity = Literal["error", "warning", "info"]
 
@@ -26,9 +29,15 @@ class Finding:
     message: str
     fix: str | None = None
 
-    def as_dict(self) -> dict[str, str | None]:
+    def as_dict(self) -> dict[str, JsonValue]:
         """The JSON form."""
-        return asdict(self)
+        return {
+            "code": self.code,
+            "severity": self.severity,
+            "where": self.where,
+            "message": self.message,
+            "fix": self.fix,
+        }
 
 
 PAIR_CODES: Mapping[str, tuple[str, str]] = {

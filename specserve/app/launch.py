@@ -68,7 +68,7 @@ def plan(
     if check:
         report = preflight.run(loaded, skip=skip, environ=environ, progress=progress)
         preflight.require(report)
-    weights = weights_bytes(report) if report else None
+    weights = report.weights_bytes if report else None
     prepared = environment.prepare(settings, environ, cpu=engine.on_cpu, weights_bytes=weights)
     command = args.build(with_draining(settings), installed=engine)
     folder = leftovers.runtime_folder(environ)
@@ -111,10 +111,3 @@ def with_draining(settings: Settings) -> Settings:
     ours = [DRAINING, *(theirs if isinstance(theirs, list) else [theirs])]
     engine = settings.engine.model_copy(update={"extra_args": {**extra, "middleware": ours}})
     return settings.model_copy(update={"engine": engine})
-
-
-def weights_bytes(report: PreflightReport) -> int | None:
-    """Of target and draft together, as their files have them; None when the target's are not known."""
-    target, draft = (report.pair.get(role) or {} for role in ("target", "draft"))
-    of_target = target.get("weights_bytes")
-    return None if of_target is None else of_target + (draft.get("weights_bytes") or 0)

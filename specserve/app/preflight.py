@@ -6,9 +6,9 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specserve.checkpoint import lock as integrity
 from specserve.checkpoint import read as reading
@@ -22,8 +22,11 @@ from specserve.pair import consistency, heads, match, mtp, sampling, vocabulary
 from specserve.pair.consistency import Role
 
 if TYPE_CHECKING:
+    from pydantic import JsonValue
+
     from specserve.config.load import Loaded
     from specserve.engine.installed.introspect import EngineFacts, Installed
+    from specserve.memory.result import Plan
 
 _ORDER = {"error": 0, "warning": 1, "info": 2}
 _TARGET, _DRAFT = "models.target_model", "models.draft_model"
@@ -40,12 +43,18 @@ _SAID_BY = {
 
 @dataclass(frozen=True)
 class PreflightReport:
-    """What was found, errors first, and what was measured on the way."""
+    """What was found, errors first, and what was read and planned on the way."""
 
     findings: tuple[Finding, ...]
-    pair: Mapping[str, Any] = field(default_factory=dict)
-    """Both checkpoints and their vocabularies in numbers."""
-    vram: Mapping[str, Any] | None = None
+    method: str | None = None
+    target: ModelFacts | None = None
+    """None when it cannot be read."""
+    draft: ModelFacts | None = None
+    """None when it cannot be read, or none is configured."""
+    vocabularies: vocabulary.Comparison | None = None
+    """None when they were not compared."""
+    vocabulary_overlap_ratio: float | None = None
+    plan: Plan | None = None
     """The memory plan; None when it was not made."""
 
     @property
@@ -58,13 +67,34 @@ class PreflightReport:
         """The findings that refuse."""
         return tuple(f for f in self.findings if f.severity == "error")
 
-    def as_dict(self) -> dict[str, Any]:
+    @property
+    def weights_bytes(self) -> int | None:
+        """Of target and draft together, as their files have them; None when the target's are not known."""
+        if self.target is None or self.target.total_size_bytes is None:
+            return None
+        if self.draft is None or self.draft.total_size_bytes is None:
+            return self.target.total_size_bytes
+        return self.target.total_size_bytes + self.draft.total_size_bytes
+
+    def as_dict(self) -> dict[str, JsonValue]:
         """The JSON form."""
+        vocabularies = self.vocabularies
+        pair: dict[str, JsonValue] = {
+            "method": self.method,
+            "target": None,
+            "draft": None,
+            "vocabulary": None if vocabularies is None else vocabularies.as_dict(),
+            "vocabulary_overlap_ratio": self.vocabulary_overlap_ratio,
+        }
+        if self.target is not None:
+            pair["target"] = _model_dict(self.target)
+        if self.draft is not None:
+            pair["draft"] = {"kind": heads.kind_of(self.draft), **_model_dict(self.draft)}
         return {
             "ok": self.ok,
             "findings": [f.as_dict() for f in self.findings],
-            "pair": dict(self.pair),
-            "vram": None if self.vram is None else dict(self.vram),
+            "pair": pair,
+            "vram": None if self.plan is None else self.plan.as_dict(),
         }
 
 
@@ -96,7 +126,7 @@ def run(
         target, findings = read(settings, "target_model")
         draft, more = read(settings, "draft_model") if settings.uses_draft_model else (None, [])
         findings += more
-        in_memory, vram = _memory(loaded, target, draft, env)
+        in_memory, plan = _memory(loaded, target, draft, env)
         findings += integrity.against_lock(loaded.path, _read(target, draft))
         verdict = pair_findings(
             settings,
@@ -115,7 +145,15 @@ def run(
         findings += _measured_with_another(loaded, installed)
     kept = [f for f in _without_echoes(findings) if f.code not in skip]
     kept.sort(key=lambda f: _ORDER[f.severity])
-    return PreflightReport(tuple(kept), _pair_dict(settings, target, draft, verdict), vram)
+    return PreflightReport(
+        tuple(kept),
+        settings.method,
+        target,
+        draft,
+        vocabularies=verdict.comparison,
+        vocabulary_overlap_ratio=verdict.overlap,
+        plan=plan,
+    )
 
 
 def is_known(code: str) -> bool:
@@ -328,7 +366,7 @@ def _shm_bytes() -> int | None:
 
 def _memory(
     loaded: Loaded, target: ModelFacts | None, draft: ModelFacts | None, environ: Mapping[str, str]
-) -> tuple[list[Finding], Mapping[str, Any] | None]:
+) -> tuple[list[Finding], Plan | None]:
     """The memory plan, where everything that will be loaded could be read."""
     from specserve.app.plan import Planning
 
@@ -346,7 +384,7 @@ def _memory(
         found.append(
             Finding("vram-not-checked", "info", "hardware", f"{what}; memory was not checked", fix)
         )
-    return found, plan.as_dict()
+    return found, plan
 
 
 def _without_echoes(findings: list[Finding]) -> list[Finding]:
@@ -355,22 +393,7 @@ def _without_echoes(findings: list[Finding]) -> list[Finding]:
     return [f for f in dict.fromkeys(findings) if not codes & _SAID_BY.get(f.code, set())]
 
 
-def _pair_dict(
-    settings: Settings,
-    target: ModelFacts | None,
-    draft: ModelFacts | None,
-    verdict: vocabulary.Verdict,
-) -> dict[str, Any]:
-    return {
-        "method": settings.method,
-        "target": None if target is None else _model_dict(target),
-        "draft": None if draft is None else {"kind": heads.kind_of(draft), **_model_dict(draft)},
-        "vocabulary": None if verdict.comparison is None else verdict.comparison.as_dict(),
-        "vocabulary_overlap_ratio": verdict.overlap,
-    }
-
-
-def _model_dict(facts: ModelFacts) -> dict[str, Any]:
+def _model_dict(facts: ModelFacts) -> dict[str, JsonValue]:
     return {
         "path": facts.path,
         "revision": facts.revision,

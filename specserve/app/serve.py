@@ -115,12 +115,13 @@ class _Run:
         """What the sidecar cannot read from the engine's metrics."""
         machine, child, launch = self._supervisor.machine, self._supervisor.child, self._launch
         checked = self._canary_result
+        planned = launch.report.plan if launch.report else None
         return {
             "state": State.STARTING.value if machine == Machine() else machine.state.value,
             "draining": machine.state is State.STOPPING and machine.stopped_from is State.RUNNING,
             "engine_version": launch.engine_version,
             "command": args.shell_line(launch.command),
-            "plan": launch.report.vram if launch.report else None,
+            "plan": planned.as_dict() if planned else None,
             "actual": {
                 name: value for name, value in asdict(self._said).items() if value is not None
             },
@@ -211,8 +212,8 @@ class _Run:
         from specserve.memory import calibration
 
         launch = self._launch
-        planned = launch.report.vram if launch.report else None
-        if not planned or not planned.get("gpus"):
+        planned = launch.report.plan if launch.report else None
+        if planned is None or not planned.gpus:
             return
         found = calibration.reconcile(planned, self._said)
         self._reconciliation = found.as_dict()
@@ -220,7 +221,7 @@ class _Run:
             self._report.note(f"Warning: {found.warning}")
         if launch.calibrate is None:
             return
-        name = calibration.key(launch.settings, launch.engine_version, planned["gpu_name"])
+        name = calibration.key(launch.settings, launch.engine_version, planned.gpu_name)
         measured = calibration.measure(planned, self._said, key=name, engine=launch.engine_version)
         if measured is None:
             self._report.note("the engine did not say enough to calibrate the memory plan")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specserve.memory.result import Calibration
+from specserve.memory.result import Calibration, Plan
 from specserve.units import gib
 
 if TYPE_CHECKING:
@@ -66,26 +65,16 @@ class Reconciliation:
         }
 
 
-def reconcile(vram: Mapping[str, Any], report: EngineReport) -> Reconciliation:
-    """Compare every figure that both know. ``vram`` is ``Plan.as_dict()``, which preflight's report carries."""
-    gpu = _tightest(vram)
+def reconcile(plan: Plan, report: EngineReport) -> Reconciliation:
+    """Compare every figure that both know; the engine's log lines are of the tightest GPU."""
+    gpu, requests = plan.tightest, round(plan.capacity.requests, 2)
     pairs: list[tuple[str, float | None, float | None]] = [
-        ("model_loading_bytes", _weights(gpu), report.model_loading_bytes),
-        ("kv_cache_bytes", gpu["kv_cache_bytes"], report.available_kv_bytes),
-        ("kv_cache_tokens", gpu["kv_cache_tokens"], report.kv_cache_tokens),
-        ("max_concurrency", vram["max_concurrency"]["requests"] or None, report.max_concurrency),
+        ("model_loading_bytes", gpu.weights_bytes, report.model_loading_bytes),
+        ("kv_cache_bytes", gpu.kv_cache_bytes, report.available_kv_bytes),
+        ("kv_cache_tokens", gpu.kv_cache_tokens, report.kv_cache_tokens),
+        ("max_concurrency", requests or None, report.max_concurrency),
     ]
     return Reconciliation(tuple(Comparison(n, p, m) for n, p, m in pairs if p is not None and m))
-
-
-def _tightest(vram: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The GPU with the least KV cache, which the engine's log lines follow."""
-    gpus: list[Mapping[str, Any]] = vram["gpus"]
-    return min(gpus, key=lambda g: g["kv_cache_bytes"] or 0)
-
-
-def _weights(gpu: Mapping[str, Any]) -> int:
-    return int(gpu["target_weights_bytes"] + gpu["draft_weights_bytes"])
 
 
 def key(settings: Settings, engine_version: str | None, gpu_name: str | None) -> str:
@@ -100,20 +89,18 @@ def key(settings: Settings, engine_version: str | None, gpu_name: str | None) ->
 
 
 def measure(
-    vram: Mapping[str, Any], report: EngineReport, *, key: str, engine: str | None = None
+    plan: Plan, report: EngineReport, *, key: str, engine: str | None = None
 ) -> Calibration | None:
     """The measured terms; None when the engine did not say enough.
 
     The CPU backend logs neither weights nor what else it holds, only the tokens: the planned weights are kept.
     """
-    gpu, loaded, pool = _tightest(vram), report.model_loading_bytes, report.available_kv_bytes
-    if vram["backend"] == "cpu":
-        return (
-            None
-            if report.kv_cache_tokens is None
-            else Calibration(key, loaded or _weights(gpu), 0, None, engine)
-        )
-    budget = gpu["budget_bytes"]
+    gpu, loaded, pool = plan.tightest, report.model_loading_bytes, report.available_kv_bytes
+    if plan.backend == "cpu":
+        if report.kv_cache_tokens is None:
+            return None
+        return Calibration(key, loaded or gpu.weights_bytes, 0, None, engine)
+    budget = gpu.budget_bytes
     if budget is None or loaded is None or pool is None:
         return None
     return Calibration(

@@ -76,8 +76,20 @@ class GpuPlan:
         return self.target_weights_bytes + self.draft_weights_bytes
 
     def as_dict(self) -> dict[str, int | None]:
-        """The JSON contract: the first fields, to ``other_bytes``."""
-        return dict(list(vars(self).items())[:11])
+        """The JSON contract."""
+        return {
+            "index": self.index,
+            "total_bytes": self.total_bytes,
+            "budget_bytes": self.budget_bytes,
+            "target_weights_bytes": self.target_weights_bytes,
+            "draft_weights_bytes": self.draft_weights_bytes,
+            "activation_bytes": self.activation_bytes,
+            "cuda_graph_bytes": self.cuda_graph_bytes,
+            "non_torch_bytes": self.non_torch_bytes,
+            "kv_cache_bytes": self.kv_cache_bytes,
+            "kv_cache_tokens": self.kv_cache_tokens,
+            "other_bytes": self.other_bytes,
+        }
 
 
 @dataclass(frozen=True)

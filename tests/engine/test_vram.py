@@ -194,6 +194,6 @@ def test_a_served_config_prints_what_was_planned(engine_server: Launched) -> Non
     said = logs.read_report(engine_server.engine_log_path.read_text(errors="replace").splitlines())
     assert said.kv_cache_tokens == plan.capacity.kv_cache_tokens
     assert said.max_concurrency == pytest.approx(plan.capacity.requests, abs=0.005)
-    found = calibration.reconcile(plan.as_dict(), said)
+    found = calibration.reconcile(plan, said)
     assert found.warning is None
     assert {c.name for c in found.comparisons} >= {"kv_cache_tokens", "max_concurrency"}

@@ -22,13 +22,6 @@ from specserve.engine.installed.introspect import Installed
 from specserve.supervise import leftovers
 
 STUB = Path(__file__).parents[1] / "stub_engine.py"
-GPU = {
-    "target_weights_bytes": 1,
-    "draft_weights_bytes": 0,
-    "kv_cache_bytes": 1,
-    "kv_cache_tokens": 43_680,
-}
-PLAN = {"backend": "cpu", "gpu_name": None, "gpus": [GPU], "max_concurrency": {"requests": None}}
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -49,7 +42,13 @@ def drive(loaded, reap, drain_margin, calibrate, *, ready_file, stub):
     argv = build(loaded.settings, installed=Installed("vllm", "0.32.0")).argv
     folder = leftovers.runtime_folder(os.environ)
     command = EngineCommand((sys.executable, str(STUB), *argv[4:], *stub))
-    report = PreflightReport((), vram=PLAN) if calibrate else None
+    report = None
+    if calibrate:
+        sys.path.append(str(Path(__file__).parents[2]))
+        from tests import plans
+
+        planned = plans.plan(target_weights_bytes=1, kv_cache_bytes=1, kv_cache_tokens=43_680)
+        report = PreflightReport((), plan=planned)
     launch = Launch(
         loaded.settings,
         command,

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from specserve.app.plan import Planning
 from specserve.config.load import load
 from specserve.engine.installed.introspect import installed
 from specserve.engine.output.logs import EngineReport
@@ -91,13 +92,14 @@ def test_the_grid_is_a_table(tmp_path: Path) -> None:
 def test_what_was_measured_is_used_by_the_next_plan(tmp_path: Path) -> None:
     """A calibration beside the config makes the plan say `measured`, and only for the deployment it was made of."""
     body = pair(tmp_path)
-    vram = json.loads(run(tmp_path, body, "--format", "json").stdout)["vram"]
+    assert run(tmp_path, body).returncode == 0
     loaded = load(tmp_path / "pair.yaml", environ={})
     said = EngineReport(model_loading_bytes=2**30, available_kv_bytes=17 * 2**30, kv_cache_tokens=1)
     engine = installed()
     version = None if engine is None else engine.version
+    plan = Planning.of(loaded, environ={}).plan()
     measured = calibration.measure(
-        vram, said, key=calibration.key(loaded.settings, version, vram["gpu_name"])
+        plan, said, key=calibration.key(loaded.settings, version, plan.gpu_name)
     )
     assert measured is not None
     calibration.save(measured, tmp_path / "pair.yaml")

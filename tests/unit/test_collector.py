@@ -31,6 +31,7 @@ from specserve.sidecar.observer import Observation, Observer, Point, aged
 from specserve.sidecar.page import render
 from specserve.sidecar.probe import CanaryOutcome, Context, Scrape
 from specserve.sidecar.server import MAX_CONNECTIONS, Pages, Server
+from tests import plans
 from tests.virtual_engine import VirtualEngine
 
 SETTINGS = Settings.model_validate(
@@ -559,11 +560,15 @@ def test_status_tells_windows_verdicts_and_the_plan() -> None:
         "target_weights_bytes": 60,
         "draft_weights_bytes": 40,
     }
-    plan = {"gpus": [gpu], "max_concurrency": {"requests": 2.0}}
+    plan = plans.plan(requests=2.0, **gpu)
     said = EngineReport(kv_cache_tokens=800, available_kv_bytes=105)
     off = reconcile(plan, said).as_dict()
     seen = answer(
-        observed(), state="running", plan=plan, actual={"kv_cache_tokens": 800}, reconciliation=off
+        observed(),
+        state="running",
+        plan=plan.as_dict(),
+        actual={"kv_cache_tokens": 800},
+        reconciliation=off,
     )
     assert seen["windows"]["5m"]["acceptance_rate"] == pytest.approx(0.6)
     assert seen["windows"]["5m"]["time_to_first_token_seconds"]["p50"] == pytest.approx(0.03)

@@ -173,7 +173,8 @@ def test_without_speculation_the_draft_is_not_read(pair: Path) -> None:
         file.unlink()
     report = run(loaded(pair, "speculative_decoding: {enabled: false}\n"))
     assert report.ok
-    assert report.pair["draft"] is None
+    assert report.draft is None
+    assert report.as_dict()["pair"]["draft"] is None
 
 
 def test_one_fault_is_said_once(pair: Path) -> None:

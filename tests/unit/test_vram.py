@@ -431,7 +431,7 @@ def test_close_figures_give_no_warning() -> None:
     """Within 15 % plan and engine agree; both numbers are kept for /status."""
     made = plan(H100)
     close = report(kv_cache_tokens=int((made.gpus[0].kv_cache_tokens or 0) * 1.1))
-    found = calibration.reconcile(made.as_dict(), close)
+    found = calibration.reconcile(made, close)
     assert found.warning is None
     assert found.as_dict()["kv_cache_tokens"]["measured"] == close.kv_cache_tokens
 
@@ -440,7 +440,7 @@ def test_a_figure_far_off_is_one_warning_with_both_numbers() -> None:
     """A draft that was placed otherwise than planned: 18.0 GiB planned, 30 loaded."""
     made = plan(H100)
     found = calibration.reconcile(
-        made.as_dict(),
+        made,
         report(model_loading_bytes=30 * GIB, kv_cache_tokens=made.gpus[0].kv_cache_tokens),
     )
     assert found.warning == (
@@ -450,7 +450,7 @@ def test_a_figure_far_off_is_one_warning_with_both_numbers() -> None:
 
 def test_what_the_engine_did_not_say_is_not_compared() -> None:
     """A silent engine gives no comparison and no warning."""
-    found = calibration.reconcile(plan(H100).as_dict(), report())
+    found = calibration.reconcile(plan(H100), report())
     assert found.comparisons == ()
     assert found.warning is None
 
@@ -464,7 +464,7 @@ def test_a_calibration_replaces_what_was_modelled(tmp_path: Path) -> None:
         available_kv_bytes=50 * GIB,
         graph_capture_bytes=GIB // 2,
     )
-    measured = calibration.measure(made.as_dict(), said, key="k", engine="0.32.0")
+    measured = calibration.measure(made, said, key="k", engine="0.32.0")
     assert measured is not None
     assert measured.engine == "0.32.0"
     assert calibration.save(measured, config) == tmp_path / "pair.memory.json"
@@ -483,11 +483,11 @@ def test_on_the_cpu_the_engine_says_less() -> None:
     """The CPU backend logs only tokens: the plan's own weights are kept, and nothing is invented beside them."""
     env = {"env": {"VLLM_CPU_KVCACHE_SPACE": "4"}, "max_model_len": 4096}
     made = plan(engine=env, backend="cpu", free_ram_bytes=32 * GIB)
-    measured = calibration.measure(made.as_dict(), report(kv_cache_tokens=16384), key="k")
+    measured = calibration.measure(made, report(kv_cache_tokens=16384), key="k")
     assert measured == calibration.Calibration("k", made.gpus[0].weights_bytes, 0)
     again = plan(engine=env, backend="cpu", free_ram_bytes=32 * GIB, calibration=measured)
     assert (again.confidence, again.gpus[0].kv_cache_bytes) == ("measured", 4 * GIB)
-    assert calibration.measure(made.as_dict(), report(), key="k") is None
+    assert calibration.measure(made, report(), key="k") is None
 
 
 def test_a_damaged_calibration_is_no_calibration(tmp_path: Path) -> None:
