@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypedDict
 
 from specserve.alert.rules import (
     Instance,
@@ -15,6 +16,24 @@ from specserve.alert.rules import (
     observe,
 )
 from specserve.metric_families import Labels, MetricKey, Readings, key
+
+
+class AlertJson(TypedDict):
+    """An alert on /status."""
+
+    name: str
+    severity: str
+    value: float | None
+    summary: str
+    description: str
+    runbook_url: str | None
+    started_at: float | None
+    ended_at: float | None
+    causes: list[str]
+    state: str
+    reason: str
+    labels: dict[str, str]
+    inhibited_by: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +58,17 @@ class Alert:
     causes: tuple[str, ...] = ()
     """What it usually is."""
 
-    def as_dict(self) -> dict[str, object]:
+    def as_dict(self) -> AlertJson:
         """The JSON form."""
-        names = (
-            "name",
-            "severity",
-            "value",
-            "summary",
-            "description",
-            "runbook_url",
-            "started_at",
-            "ended_at",
-        )
         return {
-            **{name: getattr(self, name) for name in names},
+            "name": self.name,
+            "severity": self.severity,
+            "value": self.value,
+            "summary": self.summary,
+            "description": self.description,
+            "runbook_url": self.runbook_url,
+            "started_at": self.started_at,
+            "ended_at": self.ended_at,
             "causes": list(self.causes),
             "state": self.state.value,
             "reason": self.reason.value,

@@ -60,7 +60,6 @@ def plan(
     Without ``check``, for a look at the command, a vLLM is assumed where none is installed, and a note says so.
     """
     from specserve.app import preflight
-    from specserve.app import sidecar as watch
 
     settings = loaded.settings
     engine, notes = _engine(assume=not check)
@@ -71,18 +70,18 @@ def plan(
     weights = report.weights_bytes if report else None
     prepared = environment.prepare(settings, environ, cpu=engine.on_cpu, weights_bytes=weights)
     command = args.build(with_draining(settings), installed=engine)
-    folder = leftovers.runtime_folder(environ)
+    folders = leftovers.folders(environ)
     return Launch(
         settings=settings,
         command=args.EngineCommand(command.argv, {**prepared.env, **command.env}),
         env={**prepared.over(environ), **command.env},
-        folder=folder,
-        log=engine_log or folder / f"engine-{settings.server.port}.log",
+        folder=folders.run,
+        log=engine_log or folders.run / f"engine-{settings.server.port}.log",
         secrets=loaded.secrets(),
         notes=(*notes, *prepared.notes),
         report=report,
         engine_version=engine.version,
-        state_folder=watch.default_state_dir(environ),
+        state_folder=folders.state,
         visible_devices=environ.get("CUDA_VISIBLE_DEVICES"),
         calibrate=loaded.path if calibrate else None,
     )

@@ -9,7 +9,6 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +32,7 @@ from specserve.supervise.verdict import End, judge
 if TYPE_CHECKING:
     from specserve.app.sidecar import Watch
     from specserve.engine.canary.run import CanaryResult
+    from specserve.sidecar.launch_state import LaunchState
 
 DRAIN_MARGIN_SECONDS = 10.0
 """On top of the engine's own drain time: after its last request it still frees the GPU."""
@@ -46,7 +46,7 @@ def clear(settings: Settings, *, environ: Mapping[str, str], reap: bool) -> list
     Before the checks, because what an engine left behind holds would count against the memory plan. Answers what
     was reaped. Raises EngineStartError.
     """
-    folder, server, sidecar = leftovers.runtime_folder(environ), settings.server, settings.sidecar
+    folder, server, sidecar = leftovers.folders(environ).run, settings.server, settings.sidecar
     leftovers.make_private(folder)
     ports = {"server.port": (server.host, server.port)}
     if sidecar.enabled:
@@ -106,30 +106,38 @@ class _Run:
 
         return Watch(
             self._launch.settings,
-            facts=self._facts,
+            launch_state=self._launch_state,
             state_dir=self._launch.state_folder or self._launch.folder,
             visible_devices=self._launch.visible_devices,
         )
 
-    def _facts(self) -> dict[str, Any]:
+    def _launch_state(self) -> LaunchState:
         """What the sidecar cannot read from the engine's metrics."""
+        from specserve.sidecar.launch_state import LaunchState
+        from specserve.sidecar.probe import Context
+
         machine, child, launch = self._supervisor.machine, self._supervisor.child, self._launch
-        checked = self._canary_result
-        planned = launch.report.plan if launch.report else None
-        return {
-            "state": State.STARTING.value if machine == Machine() else machine.state.value,
-            "draining": machine.state is State.STOPPING and machine.stopped_from is State.RUNNING,
-            "engine_version": launch.engine_version,
-            "command": args.shell_line(launch.command),
-            "plan": planned.as_dict() if planned else None,
-            "actual": {
-                name: value for name, value in asdict(self._said).items() if value is not None
-            },
-            "reconciliation": self._reconciliation,
-            "canary": asdict(checked) if checked else None,
-            "repairs": self._repairs,
-            "engine_pids": session_members(child.pid) if child else (),
-        }
+        state = machine.state
+        if machine == Machine():
+            state = State.STARTING
+        draining = state is State.STOPPING and machine.stopped_from is State.RUNNING
+        plan = None
+        pids: tuple[int, ...] = ()
+        if launch.report is not None and launch.report.plan is not None:
+            plan = launch.report.plan.as_dict()
+        if child is not None:
+            pids = session_members(child.pid)
+        return LaunchState(
+            context=Context(state.value, draining=draining),
+            engine_version=launch.engine_version,
+            command=args.shell_line(launch.command),
+            plan=plan,
+            reported=self._said,
+            reconciliation=self._reconciliation,
+            canary=self._canary_result,
+            repairs=self._repairs,
+            engine_pids=pids,
+        )
 
     def _spawn(self) -> Child:
         self._phases, self._started = ["starting"], time.monotonic()

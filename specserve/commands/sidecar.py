@@ -30,16 +30,17 @@ def sidecar(context: click.Context, *, loaded: Loaded, engine_url: str | None) -
     import queue
 
     from specserve import log
-    from specserve.app import sidecar as watch
+    from specserve.app.sidecar import Watch
+    from specserve.supervise.leftovers import folders
     from specserve.supervise.supervisor import captured_signals, next_signal
 
     log.setup(debug=bool((context.obj or {}).get("debug")), secrets=loaded.secrets())
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
     with captured_signals(signals):
-        running = watch.Watch(
+        running = Watch(
             loaded.settings,
             engine_url=engine_url or loaded.settings.base_url,
-            state_dir=watch.default_state_dir(os.environ),
+            state_dir=folders(os.environ).state,
             visible_devices=loaded.settings.engine.env.get("CUDA_VISIBLE_DEVICES"),
         ).start()
         click.echo(f"sidecar at {running.url}, watching {running.engine_url}")

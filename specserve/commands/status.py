@@ -3,40 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import click
 
 from specserve.commands.options import NOT_A_SIDECAR, ask, format_option, http_url
 
 if TYPE_CHECKING:
+    from pydantic import JsonValue
     from rich.console import RenderableType
 
-WINDOWS = ("1m", "5m", "30m")
-ROWS = (
-    ("time covered", "window_seconds", "seconds"),
-    ("acceptance rate", "acceptance_rate", "ratio"),
-    ("  of draft tokens", "window_draft_tokens", "0f"),
-    ("mean acceptance length", "mean_acceptance_length", "2f"),
-    ("tokens per step", "tokens_per_step", "2f"),
-    ("estimated speedup", "estimated_speedup_ratio", "2f"),
-    ("output tokens/s", "generation_tokens_per_second", "0f"),
-    ("requests/s", "requests_per_second", "2f"),
-    ("TTFT P50", "time_to_first_token_seconds.p50", "seconds"),
-    ("TTFT P90", "time_to_first_token_seconds.p90", "seconds"),
-    ("TPOT P50", "time_per_output_token_seconds.p50", "seconds"),
-    ("TPOT P90", "time_per_output_token_seconds.p90", "seconds"),
-    ("prefix cache hits", "prefix_cache_hit_ratio", "ratio"),
-    ("running", "requests_running", "0f"),
-    ("waiting", "requests_waiting", "0f"),
-    ("KV cache in use", "kv_cache_usage_ratio", "ratio"),
-)
-"""Title, name on /status (with its statistic), unit or format."""
+    from specserve.alert.evaluate import AlertJson
+    from specserve.sidecar.presentation import CanaryJson, Numbers, ProbeJson, StatusJson
 
+WINDOWS = ("1m", "5m", "30m")
 _KEYS = {
-    "model_name", "engine_url", "method", "num_speculative_tokens", "versions", "state", "condition", "ready", "live",
-    "started", "windows", "now", "plan_against_actual", "alerts",
-}  # fmt: skip
+    "model_name",
+    "engine_url",
+    "method",
+    "num_speculative_tokens",
+    "versions",
+    "state",
+    "condition",
+    "ready",
+    "live",
+    "started",
+    "windows",
+    "now",
+    "plan_against_actual",
+    "alerts",
+}
 """What /status always has."""
 _SECONDS = click.FloatRange(min=0.1, max=3600)
 
@@ -68,8 +64,10 @@ def status(url: str, watch: bool, interval: float, output: str) -> None:
 
     while True:
         found = _fetch(url)
-        if output == "json":  # while watching, one line a look
-            click.echo(json.dumps(found, indent=None if watch else 2))
+        if output == "json" and watch:
+            click.echo(json.dumps(found))
+        elif output == "json":
+            click.echo(json.dumps(found, indent=2))
         else:
             if watch:
                 click.clear()
@@ -81,140 +79,134 @@ def status(url: str, watch: bool, interval: float, output: str) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _fetch(url: str) -> Mapping[str, Any]:
+def _fetch(url: str) -> StatusJson:
     from specserve.errors import EngineLost
 
     found = ask(url.rstrip("/") + "/status", 5)
-    if isinstance(found, Mapping) and not found.keys() >= _KEYS:
-        found = NOT_A_SIDECAR
+    if isinstance(found, Mapping) and found.keys() >= _KEYS:
+        return cast("StatusJson", found)
+    why = NOT_A_SIDECAR
     if isinstance(found, str):
-        raise EngineLost(
-            f"no sidecar answers ({found}); must be the address of `specserve launch` or `specserve sidecar`",
-            where=url,
-            fix="specserve status --url http://HOST:PORT",
-        )
-    return found
+        why = found
+    raise EngineLost(
+        f"no sidecar answers ({why}); "
+        "must be the address of `specserve launch` or `specserve sidecar`",
+        where=url,
+        fix="specserve status --url http://HOST:PORT",
+    )
 
 
-def _show(found: Mapping[str, Any]) -> None:
+def _show(found: StatusJson) -> None:
     from rich.console import Console, Group
+    from rich.text import Text
 
-    Console().print(Group(*_parts(found)))
+    parts = [_head(found), Text(), _numbers(found), Text(), *_alerts(found["alerts"])]
+    Console().print(Group(*parts))
 
 
-def _parts(found: Mapping[str, Any]) -> list[RenderableType]:
+def _head(found: StatusJson) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    head = Table.grid(padding=(0, 2))
-    method = found["method"] or "none (the target alone)"
-    versions = ", ".join(
-        f"{name} {version}" for name, version in found["versions"].items() if version
-    )
-    for name, value in (
+    from specserve.sidecar import presentation
+
+    rows = [
         ("model", found["model_name"]),
         ("engine", found["engine_url"]),
-        (
-            "method",
-            method
-            + (f", {found['num_speculative_tokens']} tokens per draft" if found["method"] else ""),
-        ),
-        ("versions", versions),
+        ("method", presentation.method(found)),
+        ("versions", presentation.versions(found)),
         ("supervisor", found["state"] or "none: something else started the engine"),
-        *((name, _checked(found[name])) for name in ("canary", "comparison") if found.get(name)),
-        *_planned(found["plan_against_actual"] or {}),
-        ("condition", found["condition"]),
+    ]
+    for name, result in (("canary", found.get("canary")), ("comparison", found.get("comparison"))):
+        if result:
+            rows.append((name, _checked(result)))
+    rows += _planned(found["plan_against_actual"])
+    rows.append(("condition", found["condition"]))
+    head = Table.grid(padding=(0, 2))
+    for name, text in rows:
+        head.add_row(Text(name, style="dim"), Text(text))
+    for name, verdict in (
+        ("ready", found["ready"]),
+        ("live", found["live"]),
+        ("started", found["started"]),
     ):
-        head.add_row(Text(name, style="dim"), Text(str(value)))
-    for name in ("ready", "live", "started"):
-        verdict = found[name]
-        word = Text(
-            "yes" if verdict["ok"] else "no", style="green" if verdict["ok"] else "bold red"
-        )
-        head.add_row(
-            Text(name, style="dim"), Text.assemble(word, ("  " + verdict["reason"], "dim"))
-        )
-    parts: list[RenderableType] = [head, Text(), _numbers(found["windows"], found["now"])]
-    return [*parts, Text(), *_alerts(found["alerts"])]
+        head.add_row(Text(name, style="dim"), _verdict(verdict))
+    return head
 
 
-def _checked(result: Mapping[str, Any]) -> str:
+def _verdict(verdict: ProbeJson) -> RenderableType:
+    from rich.text import Text
+
+    word = Text("no", style="bold red")
+    if verdict["ok"]:
+        word = Text("yes", style="green")
+    return Text.assemble(word, ("  " + verdict["reason"], "dim"))
+
+
+def _checked(result: CanaryJson) -> str:
     """The verdict of the start-up canary, or of the last comparison while serving."""
     from specserve.units import percent
 
+    parts = [result["verdict"], *result["reasons"]]
     rate = result["position0_acceptance"]
-    first = (
-        []
-        if rate is None
-        else [f"{percent(rate)} of the first draft tokens accepted on repetitive text"]
-    )
-    return "; ".join([result["verdict"], *result["reasons"], *first])
+    if rate is not None:
+        parts.append(f"{percent(rate)} of the first draft tokens accepted on repetitive text")
+    return "; ".join(parts)
 
 
-def _planned(against: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str]]:
+def _planned(against: Mapping[str, JsonValue] | None) -> list[tuple[str, str]]:
     """The memory plan against what the engine reports."""
-    tokens = against.get("kv_cache_tokens")
-    if tokens is None:
-        return []
-    planned, measured = tokens["planned"], tokens["measured"]
-    return [
-        (
-            "KV cache",
-            f"{measured:,.0f} tokens, planned {planned:,.0f} ({100 * (planned / measured - 1):+.1f} %)",
-        )
-    ]
+    match against:
+        case {"kv_cache_tokens": {"planned": int() | float() as planned, "measured": measured}}:
+            assert isinstance(measured, int | float)
+            off = 100 * (planned / measured - 1)
+            text = f"{measured:,.0f} tokens, planned {planned:,.0f} ({off:+.1f} %)"
+            return [("KV cache", text)]
+        case _:
+            return []
 
 
-def _numbers(windows: Mapping[str, Mapping[str, Any]], now: Mapping[str, float]) -> RenderableType:
+def _numbers(found: StatusJson) -> RenderableType:
     """A row for each quantity that is known somewhere, a column for now and each window."""
     from rich.table import Table
 
+    from specserve.sidecar.presentation import ROWS
+
     table = Table(box=None, padding=(0, 2), header_style="dim")
-    for name in ("", "now", *WINDOWS):
-        table.add_column(name, justify="left" if not name else "right")
-    for title, path, unit in ROWS:
-        name, _, stat = path.partition(".")
-        cells = [None if stat else now.get(name)]
-        for window in WINDOWS:
-            value = windows.get(window, {}).get(name)
-            cells.append(value.get(stat) if stat and value else value)
-        if any(cell is not None for cell in cells):
-            table.add_row(title, *("" if cell is None else _text(cell, unit) for cell in cells))
-    return table if table.row_count else "no numbers yet"
+    table.add_column("")
+    for name in ("now", *WINDOWS):
+        table.add_column(name, justify="right")
+    columns: list[Numbers] = [
+        found["now"],
+        *(found["windows"].get(window, {}) for window in WINDOWS),
+    ]
+    for row in ROWS:
+        values = [row.value(numbers) for numbers in columns]
+        cells = ["" if value is None else row.text(value) for value in values]
+        if any(cells):
+            table.add_row(row.title, *cells)
+    if not table.row_count:
+        return "no numbers yet"
+    return table
 
 
-def _text(value: float, unit: str) -> str:
-    from specserve.units import duration, percent
-
-    match unit:
-        case "ratio":
-            return percent(value)
-        case "seconds":
-            return f"{value * 1000:.3g} ms" if value < 0.1 else duration(value)
-        case _:
-            return f"{value:,.{unit}}"
-
-
-def _alerts(alerts: list[Mapping[str, Any]]) -> list[RenderableType]:
+def _alerts(alerts: list[AlertJson]) -> list[RenderableType]:
     from rich.padding import Padding
     from rich.text import Text
 
+    from specserve.sidecar import presentation
+
     if not alerts:
-        return [Text("no alert is pending or firing", style="dim")]
+        return [Text(presentation.NO_ALERT, style="dim")]
     rows: list[RenderableType] = []
     for alert in alerts:
-        style = "bold red" if alert["severity"] == "critical" else "yellow"
-        words = [
-            alert["severity"],
-            alert["state"],
-            *(f"{n} {v}" for n, v in alert["labels"].items()),
-        ]
-        words += [f"explained by {alert['inhibited_by']}"] if alert["inhibited_by"] else []
-        likely = [f"Likely: {'; '.join(alert['causes'])}"] if alert["causes"] else []
-        likely += [f"Runbook: {alert['runbook_url']}"] if alert["runbook_url"] else []
-        rows.append(Text.assemble((alert["name"], style), f"  {', '.join(words)}"))
-        rows += [
-            Padding(text, (0, 0, 0, 2))
-            for text in (alert["summary"], alert["description"], *likely)
-        ]
+        style = "yellow"
+        if alert["severity"] == "critical":
+            style = "bold red"
+        words = ", ".join(presentation.alert_words(alert))
+        rows.append(Text.assemble((alert["name"], style), f"  {words}"))
+        lines = [alert["summary"], *presentation.alert_lines(alert)]
+        if alert["runbook_url"]:
+            lines.append(f"Runbook: {alert['runbook_url']}")
+        rows += [Padding(line, (0, 0, 0, 2)) for line in lines]
     return rows

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any
 
+from specserve.alert.evaluate import AlertJson
+from specserve.sidecar import presentation
 from specserve.sidecar.chart import Chart
 from specserve.sidecar.observer import Point
-from specserve.units import duration, percent
+from specserve.sidecar.presentation import NO_ALERT, ROWS, StatusJson
+from specserve.units import percent
 
 _STYLE = """
 :root{--ink:#1b1f24;--soft:#5b6470;--line:#d8dde3;--card:#fff;--back:#f4f6f8;--a:#1a66c2;--b:#c2571a;
@@ -47,15 +49,16 @@ svg text{fill:var(--soft);font:12px system-ui,sans-serif}
 
 
 def render(
-    status: Mapping[str, Any], points: Sequence[Point], *, refresh_seconds: float, now: float
+    status: StatusJson, points: Sequence[Point], *, refresh_seconds: float, now: float
 ) -> str:
-    """The whole document. ``status`` is what /status answers; ``now`` is Unix time."""
-    title = escape(str(status["model_name"]))
+    """The whole document. ``status`` is what /status returns; ``now`` is Unix time."""
+    title = escape(status["model_name"])
     stamp = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
     refresh = max(2, round(refresh_seconds))
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title} - specserve</title>
-<meta name="viewport" content="width=device-width,initial-scale=1"><meta http-equiv="refresh" content="{refresh}">
+<meta name="viewport" content="width=device-width,initial-scale=1">\
+<meta http-equiv="refresh" content="{refresh}">
 <style>{_STYLE}</style></head><body><main>
 {_header(status, title, stamp, refresh)}
 {_tiles(status)}
@@ -67,145 +70,119 @@ def render(
 """
 
 
-def _header(status: Mapping[str, Any], title: str, stamp: str, refresh: int) -> str:
-    condition = str(status["condition"])
-    color = {"progressing": "good", "idle": "good", "stalled": "bad", "down": "bad"}.get(
-        condition, "warn"
-    )
-    ready = ("good", "ready") if status["ready"]["ok"] else ("bad", "not ready")
-    versions = ", ".join(
-        f"{name} {version}" for name, version in status["versions"].items() if version
-    )
-    supervisor = f" · supervisor: {escape(str(status['state']))}" if status["state"] else ""
+def _header(status: StatusJson, title: str, stamp: str, refresh: int) -> str:
+    condition = status["condition"]
+    colors = {"progressing": "good", "idle": "good", "stalled": "bad", "down": "bad"}
+    ready, color = "not ready", "bad"
+    if status["ready"]["ok"]:
+        ready, color = "ready", "good"
+    about = [presentation.method(status), presentation.versions(status)]
+    if status["state"]:
+        about.append(f"supervisor: {status['state']}")
+    about.append(f"{stamp}, again every {refresh} s")
     return (
-        f'<header><h1>{title}</h1><span class="pill {color}">{escape(condition)}</span>'
-        f'<span class="pill {ready[0]}">{ready[1]}</span>'
-        f'<span class="soft">{escape(_method(status))} · {escape(versions)}{supervisor}'
-        f" · {stamp}, again every {refresh} s</span></header>"
+        f'<header><h1>{title}</h1><span class="pill {colors.get(condition, "warn")}">'
+        f'{escape(condition)}</span><span class="pill {color}">{ready}</span>'
+        f'<span class="soft">{escape(" · ".join(about))}</span></header>'
     )
 
 
-def _method(status: Mapping[str, Any]) -> str:
-    if not status["method"]:
-        return "no speculation"
-    return f"{status['method']}, {status['num_speculative_tokens']} tokens per draft"
-
-
-def _positions(status: Mapping[str, Any]) -> str:
+def _positions(status: StatusJson) -> str:
     """How often the draft's first, second, ... token is accepted: where to cut drafts."""
-    found = status["windows"].get("5m", {}).get("acceptance_rate_per_position", {})
+    found = status["windows"].get("5m", {}).get("acceptance_rate_per_position")
+    if not isinstance(found, dict):
+        return ""
     bars = "".join(
         f'<div class="bar"><span class="soft">{int(position) + 1}</span>'
         f'<i style="width:{100 * rate:.1f}%"></i><b>{percent(rate)}</b></div>'
         for position, rate in sorted(found.items(), key=lambda row: int(row[0]))
     )
+    return f'<h2>Acceptance by draft position <span class="soft">5 min</span></h2>{bars}'
+
+
+def _tiles(status: StatusJson) -> str:
+    cells = []
+    for row in ROWS:
+        if not row.tile:
+            continue
+        value = row.value(status["windows"].get("1m", {}))
+        if value is None:
+            value = row.value(status["now"])
+        text = "-"
+        if value is not None:
+            text = row.text(value)
+        elif row.unit == "times":  # needs a benchmark profile
+            continue
+        cells.append(
+            f'<div class="tile"><b>{escape(text)}</b><span class="soft">{escape(row.title)}</span></div>'
+        )
     return (
-        f'<h2>Accepted by place in the draft <span class="soft">5 min</span></h2>{bars}'
-        if bars
-        else ""
+        f'<div class="tiles">{"".join(cells)}</div>'
+        '<p class="soft">Rates and percentiles are of the last minute.</p>'
     )
 
 
-def _number(value: float | None, digits: int = 0) -> str:
-    return "-" if value is None else f"{value:,.{digits}f}"
-
-
-def _tiles(status: Mapping[str, Any]) -> str:
-    minute, now = status["windows"].get("1m", {}), status["now"]
-    ttft, tpot = (
-        minute.get(f"{name}_seconds", {})
-        for name in ("time_to_first_token", "time_per_output_token")
-    )
-    speedup = minute.get("estimated_speedup_ratio")
-    tiles = (
-        ("acceptance rate", percent(minute.get("acceptance_rate"))),
-        ("acceptance length", _number(minute.get("mean_acceptance_length"), 2)),
-        ("tokens per step", _number(minute.get("tokens_per_step"), 2)),
-        *((("estimated speedup", f"{speedup:.2f}x"),) if speedup is not None else ()),
-        ("output tokens/s", _number(minute.get("generation_tokens_per_second"))),
-        ("requests/s", _number(minute.get("requests_per_second"), 2)),
-        ("running", _number(now.get("requests_running"))),
-        ("waiting", _number(now.get("requests_waiting"))),
-        ("KV cache in use", percent(now.get("kv_cache_usage_ratio"))),
-        ("TTFT P90", _seconds(ttft.get("p90"))),
-        ("TPOT P90", _seconds(tpot.get("p90"))),
-    )
-    cells = "".join(
-        f'<div class="tile"><b>{escape(v)}</b><span class="soft">{escape(n)}</span></div>'
-        for n, v in tiles
-    )
-    return f'<div class="tiles">{cells}</div><p class="soft">Rates and percentiles are of the last minute.</p>'
-
-
-def _seconds(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value * 1000:.3g} ms" if value < 0.1 else duration(value)
-
-
-def _verdicts(status: Mapping[str, Any]) -> str:
+def _verdicts(status: StatusJson) -> str:
     rows = []
-    for name in ("ready", "live", "started"):
-        verdict = status[name]
-        word, color = ("yes", "good") if verdict["ok"] else ("no", "bad")
+    for name, verdict in (
+        ("ready", status["ready"]),
+        ("live", status["live"]),
+        ("started", status["started"]),
+    ):
+        word, color = "no", "bad"
+        if verdict["ok"]:
+            word, color = "yes", "good"
         rows.append(
             f'<p class="verdict"><b>{name}</b> <b class="{color}">{word}</b> '
-            f'<span class="soft">{escape(str(verdict["reason"]))}</span></p>'
+            f'<span class="soft">{escape(verdict["reason"])}</span></p>'
         )
     return "".join(rows)
 
 
-def _alerts(alerts: Iterable[Mapping[str, Any]], now: float) -> str:
+def _alerts(alerts: Iterable[AlertJson], now: float) -> str:
     rows = []
     for alert in alerts:
-        color = "bad" if alert["severity"] == "critical" else "warn"
-        words = [str(alert["severity"]), str(alert["state"])]
-        words += (
-            [f"for {duration(max(0.0, now - alert['started_at']))}"] if alert["started_at"] else []
-        )
-        words += [f"{name} {value}" for name, value in alert["labels"].items()]
-        words += [f"explained by {alert['inhibited_by']}"] if alert["inhibited_by"] else []
-        more = [str(alert["description"])]
-        more += [f"Likely: {'; '.join(alert['causes'])}"] if alert["causes"] else []
+        color = "warn"
+        if alert["severity"] == "critical":
+            color = "bad"
+        words = escape(" · ".join(presentation.alert_words(alert, now)))
+        lines = [f'<p class="soft">{escape(line)}</p>' for line in presentation.alert_lines(alert)]
         rows.append(
-            f'<div class="alert {color}"><b>{escape(str(alert["name"]))}</b> '
-            f'<span class="soft">{escape(" · ".join(words))}</span>'
-            f"<p>{escape(str(alert['summary']))}</p>"
-            + "".join(f'<p class="soft">{escape(text)}</p>' for text in more)
-            + _runbook(alert["runbook_url"])
-            + "</div>"
+            f'<div class="alert {color}"><b>{escape(alert["name"])}</b> '
+            f'<span class="soft">{words}</span><p>{escape(alert["summary"])}</p>'
+            f"{''.join(lines)}{_runbook(alert['runbook_url'])}</div>"
         )
-    return "".join(rows) or '<p class="soft">none pending, none firing</p>'
+    return "".join(rows) or f'<p class="soft">{NO_ALERT}</p>'
 
 
 def _runbook(url: str | None) -> str:
-    """A link where it is an address; a path in the repository otherwise."""
+    """A link when it is an address, and plain text when it is a path in the repository."""
     if not url:
         return ""
-    text = escape(url)
-    link = f'<a href="{text}">{text}</a>' if url.startswith(("https://", "http://")) else text
+    link = escape(url)
+    if url.startswith(("https://", "http://")):
+        link = f'<a href="{link}">{link}</a>'
     return f'<p class="soft">Runbook: {link}</p>'
 
 
-def _charts(status: Mapping[str, Any], points: Sequence[Point], now: float) -> str:
-    baseline = status["baseline"].get("acceptance_rate")
+def _charts(status: StatusJson, points: Sequence[Point], now: float) -> str:
     charts = (
         Chart(
             "Acceptance rate",
             (("1 min", "a", "acceptance_rate"),),
             _percent,
             top=1.0,
-            reference=baseline,
+            reference=status["baseline"].get("acceptance_rate"),
         ),
         Chart(
             "Time to first token",
             (("P50", "a", "ttft_p50_seconds"), ("P90", "b", "ttft_p90_seconds")),
-            _seconds,
+            presentation.seconds,
         ),
         Chart(
             "Time per output token",
             (("P50", "a", "tpot_p50_seconds"), ("P90", "b", "tpot_p90_seconds")),
-            _seconds,
+            presentation.seconds,
         ),
         Chart(
             "Output tokens per second",

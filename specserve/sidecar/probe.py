@@ -8,7 +8,6 @@ after several reads in a row without progress while work is there, and a canary 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -367,13 +366,3 @@ def _succeeded(snapshot: EngineSnapshot) -> float | None:
         if r not in ("abort", "error")
     ]
     return sum(counts) if counts else None
-
-
-def context_of(facts: Mapping[str, Any]) -> Context:
-    """The supervisor's facts that matter here: ``state``, ``draining``, ``blocked``."""
-    state, blocked = facts.get("state"), facts.get("blocked")
-    return Context(
-        state=None if state is None else str(state),
-        draining=bool(facts.get("draining")),
-        blocked=None if blocked is None else str(blocked),
-    )

@@ -9,18 +9,20 @@ import socket
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from specserve.errors import ConfigError
 from specserve.sidecar.collector import CONTENT_TYPE
+from specserve.sidecar.presentation import ProbeJson, ProbeName, StatusJson
 
 LOG = logging.getLogger("specserve.sidecar")
 MAX_CONNECTIONS = 32
 IDLE_SECONDS = 5.0
 _JSON = "application/json; charset=utf-8"
+_PROBES: dict[str, ProbeName] = {"/livez": "live", "/readyz": "ready", "/startupz": "started"}
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",
@@ -29,55 +31,49 @@ _HEADERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     """Status, content type and body of one answer."""
 
     status: int
     content_type: str
     body: bytes
 
-    @classmethod
-    def of_json(cls, value: Mapping[str, Any], *, ok: bool = True) -> Answer:
-        """200 or 503 with a JSON body."""
-        return cls(
-            200 if ok else 503,
-            _JSON,
-            json.dumps(value, ensure_ascii=False, default=str).encode() + b"\n",
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """What the paths answer."""
+    """What the paths return."""
 
     metrics: Callable[[], bytes]
-    status: Callable[[], Mapping[str, Any]]
-    probe: Callable[[str], Mapping[str, Any]]
-    """Name of a probe (live, ready, started) -> ``{"ok": ..., "reason": ...}``."""
+    status: Callable[[], StatusJson]
+    probe: Callable[[ProbeName], ProbeJson]
     page: Callable[[], str]
 
-    def get(self, path: str) -> Answer:
+    def get(self, path: str) -> HttpAnswer:
         """The answer to a GET."""
+        status, content_type = 200, _JSON
         match path.partition("?")[0]:
             case "/metrics":
-                return Answer(200, CONTENT_TYPE, self.metrics())
+                content_type, body = CONTENT_TYPE, self.metrics()
             case "/status":
-                return Answer.of_json(self.status())
+                body = _json(self.status())
             case "/livez" | "/readyz" | "/startupz" as asked:
-                found = self.probe(
-                    {"/livez": "live", "/readyz": "ready", "/startupz": "started"}[asked]
-                )
-                return Answer.of_json(found, ok=bool(found["ok"]))
+                found = self.probe(_PROBES[asked])
+                body = _json(found)
+                if not found["ok"]:
+                    status = 503
             case "/":
-                return Answer(200, "text/html; charset=utf-8", self.page().encode())
+                content_type, body = "text/html; charset=utf-8", self.page().encode()
             case _:
-                paths = "/livez /readyz /startupz /metrics /status /"
-                return Answer(
-                    404, "text/plain; charset=utf-8", f"not found; there is {paths}\n".encode()
-                )
+                status, content_type = 404, "text/plain; charset=utf-8"
+                body = b"not found; there is /livez /readyz /startupz /metrics /status /\n"
+        return HttpAnswer(status, content_type, body)
 
 
-class Server(ThreadingHTTPServer):
+def _json(value: StatusJson | ProbeJson) -> bytes:
+    return json.dumps(value, ensure_ascii=False, default=str).encode() + b"\n"
+
+
+class SidecarServer(ThreadingHTTPServer):
     """Listens from the start; answers in threads, `MAX_CONNECTIONS` at once."""
 
     daemon_threads = True
@@ -90,7 +86,8 @@ class Server(ThreadingHTTPServer):
         self._open: OrderedDict[socket.socket, None] = OrderedDict()
         """Connections, oldest first."""
         self._thread = threading.Thread(target=self.serve_forever, name="sidecar-http", daemon=True)
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        if ":" in host:
+            self.address_family = socket.AF_INET6
         try:
             super().__init__((host.strip("[]"), port), _Handler)
         except OSError as error:
@@ -103,11 +100,13 @@ class Server(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         """Where it listens, without a trailing slash."""
-        host, port = self.server_address[:2]
-        return f"http://[{host!s}]:{port}" if ":" in str(host) else f"http://{host!s}:{port}"
+        host, port = str(self.server_address[0]), self.server_address[1]
+        if ":" in host:
+            host = f"[{host}]"
+        return f"http://{host}:{port}"
 
     def start(self) -> None:
-        """Answer, in a thread of its own."""
+        """Begin to answer, in a thread."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -117,8 +116,8 @@ class Server(ThreadingHTTPServer):
         self.server_close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Beyond the limit the oldest connection ends: an answer takes milliseconds, and clients that are slow, or say
-        nothing, do not shut out a probe."""
+        """Beyond the limit the oldest connection ends: an answer takes milliseconds, and clients that are slow, or
+        say nothing, do not shut out a probe."""
         while len(self._open) >= MAX_CONNECTIONS:
             with contextlib.suppress(OSError, KeyError):  # it has just ended by itself
                 self._open.popitem(last=False)[0].shutdown(socket.SHUT_RDWR)
@@ -132,14 +131,16 @@ class Server(ThreadingHTTPServer):
             self._open.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no news; our own mistake in a page is. Nothing else stops."""
-        level = logging.DEBUG if isinstance(sys.exc_info()[1], OSError) else logging.ERROR
+        """A client that went away is no news; a bug of ours in a page is. Nothing else stops."""
+        level = logging.ERROR
+        if isinstance(sys.exc_info()[1], OSError):
+            level = logging.DEBUG
         LOG.log(level, "a request was not answered", exc_info=True)
 
 
 class _Handler(BaseHTTPRequestHandler):
     timeout = IDLE_SECONDS
-    server: Server
+    server: SidecarServer
     server_version = "specserve"
     sys_version = ""
 
@@ -156,5 +157,5 @@ class _Handler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self.do_GET()
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         LOG.debug("%s " + format, self.address_string(), *args)

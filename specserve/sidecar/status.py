@@ -1,14 +1,22 @@
-"""What ``/status`` answers: state, verdicts with reasons, numbers by window, plan against actual."""
+"""What ``/status`` says: state, verdicts with reasons, numbers by window, plan against actual."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from specserve import __version__
+from specserve.alert.evaluate import Alert, importance
 from specserve.config.schema import Settings
+from specserve.engine.canary.run import CanaryResult
 from specserve.metric_families import Readings, key
+from specserve.sidecar.launch_state import LaunchState
 from specserve.sidecar.observer import Observation
+from specserve.sidecar.presentation import CanaryJson, ProbeJson, ProbeName, StatusJson
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue
 
 PREFIX = "specserve_"
 
@@ -17,53 +25,84 @@ def build(
     settings: Settings,
     engine_url: str,
     seen: Observation | None,
-    facts: Mapping[str, Any],
+    state: LaunchState,
+    alerts: Sequence[Alert] = (),
     *,
     age_seconds: float,
-) -> dict[str, Any]:
+) -> StatusJson:
     """The JSON form. ``age_seconds`` is how old the observation is."""
-    readings = seen.readings if seen else {}
+    readings: Readings = {}
+    condition, tokens = "starting", None
+    if seen is not None:
+        readings, condition = seen.readings, seen.assessment.condition
+    if settings.method:
+        tokens = settings.speculative_decoding.num_speculative_tokens
     return {
         "model_name": settings.served_model_name,
         "method": settings.method,
-        "num_speculative_tokens": settings.speculative_decoding.num_speculative_tokens
-        if settings.method
-        else None,
+        "num_speculative_tokens": tokens,
         "engine_url": engine_url,
-        "state": facts.get("state"),
-        "condition": seen.assessment.condition if seen else "starting",
-        **{
-            name: probe(name, seen, age_seconds=age_seconds)
-            for name in ("started", "live", "ready")
-        },
+        "state": state.context.state,
+        "condition": condition,
+        "started": probe("started", seen, age_seconds=age_seconds),
+        "live": probe("live", seen, age_seconds=age_seconds),
+        "ready": probe("ready", seen, age_seconds=age_seconds),
         "age_seconds": round(age_seconds, 3),
-        "versions": {"specserve": __version__, "vLLM": facts.get("engine_version")},
-        "command": facts.get("command"),
-        "plan": facts.get("plan"),
-        "actual": actual(readings, facts),
-        "plan_against_actual": facts.get("reconciliation"),
-        "canary": facts.get("canary"),
-        "comparison": facts.get("comparison"),
-        "repairs": list(facts.get("repairs") or ()),
-        "now": now(readings),
-        "windows": windows(readings),
-        "baseline": baseline(readings),
+        "versions": {"specserve": __version__, "vLLM": state.engine_version},
+        "command": state.command,
+        "plan": state.plan,
+        "actual": _actual(readings, state),
+        "plan_against_actual": state.reconciliation,
+        "canary": _canary(state.canary),
+        "comparison": _canary(state.comparison),
+        "repairs": list(state.repairs),
+        "now": _now(readings),
+        "windows": _windows(readings),
+        "baseline": _baseline(readings),
+        "alerts": [alert.as_dict() for alert in sorted(alerts, key=importance)],
     }
 
 
-def probe(name: str, seen: Observation | None, *, age_seconds: float) -> dict[str, Any]:
-    """One verdict, ``live``, ``ready`` or ``started``, with its reason and its age."""
+def probe(name: ProbeName, seen: Observation | None, *, age_seconds: float) -> ProbeJson:
+    """One verdict with its reason and its age."""
     if seen is None:
         return {"ok": name == "live", "reason": "the engine has not been looked at yet"}
     verdict = getattr(seen.assessment, name)
     return {
-        **verdict.as_dict(),
+        "ok": verdict.ok,
+        "reason": verdict.reason,
         "condition": seen.assessment.condition,
         "age_seconds": round(age_seconds, 3),
     }
 
 
-def now(readings: Readings) -> dict[str, float]:
+def _canary(result: CanaryResult | None) -> CanaryJson | None:
+    if result is None:
+        return None
+    return {
+        "verdict": result.verdict,
+        "reasons": list(result.reasons),
+        "position0_acceptance": result.position0_acceptance,
+        "default_position0_acceptance": result.default_position0_acceptance,
+        "drafts": result.drafts,
+        "compared_tokens": result.compared_tokens,
+        "seconds": result.seconds,
+        "failed": result.failed,
+    }
+
+
+def _actual(readings: Readings, state: LaunchState) -> dict[str, JsonValue]:
+    """What the engine itself reports, to hold against the plan: its log, and where that is silent its metrics."""
+    found: dict[str, JsonValue] = {
+        name: value for name, value in asdict(state.reported).items() if value is not None
+    }
+    tokens = readings.get(key("specserve_kv_cache_tokens"))
+    if tokens is not None:
+        found.setdefault("kv_cache_tokens", tokens)
+    return found
+
+
+def _now(readings: Readings) -> dict[str, float]:
     """Readings without labels, except counters: short name -> value."""
     return {
         family.removeprefix(PREFIX): value
@@ -72,35 +111,29 @@ def now(readings: Readings) -> dict[str, float]:
     }
 
 
-def windows(readings: Readings) -> dict[str, dict[str, Any]]:
+def _windows(readings: Readings) -> dict[str, dict[str, float | dict[str, float]]]:
     """Window -> short name -> value; families with one more label become a mapping of that label's values."""
-    out: dict[str, dict[str, Any]] = {}
+    out: dict[str, dict[str, float | dict[str, float]]] = {}
     for (family, labels), value in readings.items():
         others = dict(labels)
         window = others.pop("window", None)
         if window is None:
             continue
         name, found = family.removeprefix(PREFIX), out.setdefault(window, {})
-        if others:
-            found.setdefault(name, {})[next(iter(others.values()))] = value
-        else:
+        if not others:
             found[name] = value
+            continue
+        members = found.setdefault(name, {})
+        assert isinstance(members, dict)  # a family has the same labels in all its readings
+        (label,) = others.values()
+        members[label] = value
     return out
 
 
-def baseline(readings: Readings) -> dict[str, float]:
+def _baseline(readings: Readings) -> dict[str, float]:
     """What is normal here: short name -> value."""
     return {
         family.removeprefix(PREFIX).removesuffix("_baseline"): value
         for (family, _), value in readings.items()
         if family.endswith("_baseline")
     }
-
-
-def actual(readings: Readings, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What the engine reports of its own, to hold against the plan; what its log said comes from the supervisor."""
-    found = dict(facts.get("actual") or {})
-    tokens = readings.get(key("specserve_kv_cache_tokens"))
-    if tokens is not None:
-        found.setdefault("kv_cache_tokens", tokens)
-    return found

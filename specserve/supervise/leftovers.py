@@ -28,18 +28,32 @@ CLOCK_SLACK_SECONDS = 2.0
 COMMAND_CHARACTERS = 160
 
 
-def runtime_folder(environ: Mapping[str, str]) -> Path:
-    """Where records and engine logs lie: ``$XDG_STATE_HOME/specserve/run``, by default under ``~/.local/state``; where
-    that cannot be written, ``specserve-UID`` in the temp folder.
+@dataclass(frozen=True)
+class Folders:
+    """Where specserve keeps what it must find again."""
+
+    state: Path
+    """What outlives a run: the sidecar's baseline."""
+    run: Path
+    """Records of engines, and their logs."""
+
+
+def folders(environ: Mapping[str, str]) -> Folders:
+    """``$XDG_STATE_HOME/specserve`` and ``run`` in it, by default under ``~/.local/state``; where that cannot be
+    written, ``specserve-UID`` in the temp folder for both.
 
     Not ``$XDG_RUNTIME_DIR``: a service and a login of the same user have different ones and would not see each
     other's engines. The temp folder comes last because cleaners empty it under a long run.
     """
-    home, state = environ.get("HOME"), environ.get("XDG_STATE_HOME")
-    root = Path(state) if state else Path(home) / ".local" / "state" if home else None
+    root = None
+    if environ.get("XDG_STATE_HOME"):
+        root = Path(environ["XDG_STATE_HOME"])
+    elif environ.get("HOME"):
+        root = Path(environ["HOME"]) / ".local" / "state"
     if root is not None and _writable(root):
-        return root / "specserve" / "run"
-    return Path(environ.get("TMPDIR") or tempfile.gettempdir()) / f"specserve-{os.getuid()}"
+        return Folders(root / "specserve", root / "specserve" / "run")
+    temporary = Path(environ.get("TMPDIR") or tempfile.gettempdir()) / f"specserve-{os.getuid()}"
+    return Folders(temporary, temporary)
 
 
 def _writable(folder: Path) -> bool:

@@ -40,7 +40,7 @@ def drive(loaded, reap, drain_margin, calibrate, *, ready_file, stub):
     if drain_margin is not None:
         serve.DRAIN_MARGIN_SECONDS = drain_margin
     argv = build(loaded.settings, installed=Installed("vllm", "0.32.0")).argv
-    folder = leftovers.runtime_folder(os.environ)
+    folder = leftovers.folders(os.environ).run
     command = EngineCommand((sys.executable, str(STUB), *argv[4:], *stub))
     report = None
     if calibrate:

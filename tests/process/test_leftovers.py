@@ -19,10 +19,10 @@ from specserve.supervise.child import Child, session_members
 from specserve.supervise.leftovers import (
     Record,
     find,
+    folders,
     make_private,
     port_problem,
     require_clean,
-    runtime_folder,
 )
 
 
@@ -131,18 +131,16 @@ def test_a_port_that_was_used_a_moment_ago_is_free(tmp_path):
 
 def test_the_folder_prefers_the_state_home_and_falls_back_to_the_temp_folder(tmp_path):
     """HOME that cannot be written is the usual case in a hardened container."""
-    assert runtime_folder({"XDG_STATE_HOME": str(tmp_path)}) == tmp_path / "specserve" / "run"
+    assert folders({"XDG_STATE_HOME": str(tmp_path)}).run == tmp_path / "specserve" / "run"
     assert (
-        runtime_folder({"HOME": str(tmp_path)})
-        == tmp_path / ".local" / "state" / "specserve" / "run"
+        folders({"HOME": str(tmp_path)}).run == tmp_path / ".local" / "state" / "specserve" / "run"
     )
     fallback = tmp_path / f"specserve-{os.getuid()}"
     (tmp_path / "file").write_text("")
     assert (
-        runtime_folder({"HOME": str(tmp_path / "file" / "home"), "TMPDIR": str(tmp_path)})
-        == fallback
+        folders({"HOME": str(tmp_path / "file" / "home"), "TMPDIR": str(tmp_path)}).run == fallback
     )
-    assert runtime_folder({"TMPDIR": str(tmp_path)}) == fallback
+    assert folders({"TMPDIR": str(tmp_path)}).run == fallback
 
 
 def test_the_folder_is_private_and_ones_own(tmp_path):

@@ -10,7 +10,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -22,7 +21,8 @@ from specserve.engine.canary import run as canary
 from specserve.engine.canary.corruption import Judged
 from specserve.engine.http.client import EngineClient, EngineUnreachable
 from specserve.metric_families import key
-from specserve.sidecar.canaries import Canaries, output_mismatch
+from specserve.sidecar.canaries import Canaries
+from specserve.sidecar.launch_state import LaunchState, output_mismatch
 from specserve.sidecar.probe import Scrape
 
 WORDS = 97
@@ -343,7 +343,7 @@ def test_a_request_that_fails_proves_nothing_about_text(engine):
     """An engine that dies answers 500, twice if asked twice: that is no wrong text, and no alert says so."""
     engine.fails = True
     found = check(engine)
-    assert (found.verdict, output_mismatch({"canary": asdict(found)})) == ("corrupt", None)
+    assert (found.verdict, output_mismatch(LaunchState(canary=found))) == ("corrupt", None)
     client = EngineClient(f"http://127.0.0.1:{engine.server_address[1]}", model="m")
     canaries = Canaries(
         client,
@@ -356,7 +356,7 @@ def test_a_request_that_fails_proves_nothing_about_text(engine):
     for thread in threading.enumerate():
         if thread.name == "sidecar-comparison":
             thread.join()
-    assert canaries.facts() == {}
+    assert canaries.added_to(LaunchState()) == LaunchState()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -378,7 +378,7 @@ def test_a_canary_that_breaks_off_comes_back_as_no_evidence(engine):
             thread.join()
     back = canaries.collect()
     assert back is not None
-    assert (back[0].result, back[1]) == ("refused", False)
+    assert (back.outcome.result, back.started_up) == ("refused", False)
 
 
 def test_readiness_comes_back_when_the_next_comparison_is_right(engine, tmp_path):
@@ -411,16 +411,16 @@ def test_a_look_that_fails_is_not_the_last(engine, tmp_path, caplog):
     )
     mistakes = iter(["first", "second"])
 
-    def facts():
+    def launch_state():
         for mistake in mistakes:
             raise LookupError(mistake)
-        return {}
+        return LaunchState()
 
     watch = Watch(
         config,
         engine_url=f"http://127.0.0.1:{engine.server_address[1]}",
         state_dir=tmp_path,
-        facts=facts,
+        launch_state=launch_state,
     ).start()
     try:
         end = time.monotonic() + 60

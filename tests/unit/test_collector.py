@@ -10,12 +10,12 @@ import threading
 import time
 import types
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
-from specserve.app.sidecar import default_state_dir
 from specserve.config.schema import Settings
 from specserve.engine.http.metrics import parse
 from specserve.engine.output.logs import EngineReport
@@ -27,10 +27,12 @@ from specserve.sidecar import baseline, speedup, status
 from specserve.sidecar.baseline import QUANTITIES, Baseline
 from specserve.sidecar.chart import Chart, runs
 from specserve.sidecar.collector import exposition
+from specserve.sidecar.launch_state import LaunchState
 from specserve.sidecar.observer import Observation, Observer, Point, aged
 from specserve.sidecar.page import render
 from specserve.sidecar.probe import CanaryOutcome, Context, Scrape
-from specserve.sidecar.server import MAX_CONNECTIONS, Pages, Server
+from specserve.sidecar.server import MAX_CONNECTIONS, Pages, SidecarServer
+from specserve.supervise.leftovers import folders
 from tests import plans
 from tests.virtual_engine import VirtualEngine
 
@@ -266,8 +268,8 @@ def test_a_baseline_is_bounded() -> None:
 
 def test_the_baseline_has_a_folder_without_a_home(tmp_path) -> None:
     """A user without a home keeps it in the temp folder."""
-    assert default_state_dir({"XDG_STATE_HOME": str(tmp_path)}) == tmp_path / "specserve"
-    assert default_state_dir({"TMPDIR": str(tmp_path)}) == tmp_path / f"specserve-{os.getuid()}"
+    assert folders({"XDG_STATE_HOME": str(tmp_path)}).state == tmp_path / "specserve"
+    assert folders({"TMPDIR": str(tmp_path)}).state == tmp_path / f"specserve-{os.getuid()}"
 
 
 def test_a_baseline_survives_a_restart_and_a_broken_file(tmp_path, caplog) -> None:
@@ -530,7 +532,7 @@ def test_no_gpu_no_families() -> None:
 
 def test_slow_clients_shut_out_no_probe() -> None:
     """More connections than there are slots, each with a request that never ends: a probe is answered all the same."""
-    server = Server("127.0.0.1", 0, Pages(bytes, dict, lambda _: {"ok": True}, str))
+    server = SidecarServer("127.0.0.1", 0, Pages(bytes, dict, lambda _: {"ok": True}, str))
     server.start()
     slow = []
     try:
@@ -546,10 +548,12 @@ def test_slow_clients_shut_out_no_probe() -> None:
         server.stop()
 
 
-def answer(observation: Observation | None, **facts: object) -> dict:
+def answer(observation: Observation | None, state: LaunchState | None = None) -> dict:
     """What /status says, as JSON."""
-    found = status.build(SETTINGS, "http://127.0.0.1:8000", observation, facts, age_seconds=1.0)
-    return json.loads(json.dumps({**found, "alerts": []}))
+    found = status.build(
+        SETTINGS, "http://127.0.0.1:8000", observation, state or LaunchState(), age_seconds=1.0
+    )
+    return json.loads(json.dumps(found))
 
 
 def test_status_tells_windows_verdicts_and_the_plan() -> None:
@@ -562,14 +566,11 @@ def test_status_tells_windows_verdicts_and_the_plan() -> None:
     }
     plan = plans.plan(requests=2.0, **gpu)
     said = EngineReport(kv_cache_tokens=800, available_kv_bytes=105)
-    off = reconcile(plan, said).as_dict()
-    seen = answer(
-        observed(),
-        state="running",
-        plan=plan.as_dict(),
-        actual={"kv_cache_tokens": 800},
-        reconciliation=off,
-    )
+    state = LaunchState(Context("running"), plan=plan.as_dict(), reported=said)
+    state = replace(state, reconciliation=reconcile(plan, said).as_dict())
+    seen = answer(observed(), state)
+    assert seen["actual"] == {"available_kv_bytes": 105, "kv_cache_tokens": 800}
+    assert (seen["state"], seen["plan"]["fits"]) == ("running", plan.fits)
     assert seen["windows"]["5m"]["acceptance_rate"] == pytest.approx(0.6)
     assert seen["windows"]["5m"]["time_to_first_token_seconds"]["p50"] == pytest.approx(0.03)
     assert seen["ready"]["ok"]

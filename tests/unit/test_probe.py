@@ -14,7 +14,6 @@ from specserve.sidecar.probe import (
     Policy,
     Probe,
     Scrape,
-    context_of,
 )
 from tests.virtual_engine import VirtualEngine
 
@@ -390,11 +389,3 @@ def test_time_since_progress_is_unknown_while_idle(life: Life) -> None:
     assert life.log[-1].since_progress_seconds == 0
     hang(life)
     assert life.steps(2).since_progress_seconds == 10
-
-
-def test_context_of_facts() -> None:
-    """Facts that nobody knows are no facts."""
-    assert context_of({}) == Context()
-    assert context_of({"state": "running", "draining": True, "blocked": None}) == Context(
-        "running", draining=True
-    )
