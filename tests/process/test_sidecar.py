@@ -241,7 +241,7 @@ def test_acceptance_is_what_the_engine_did(stub, sidecar) -> None:
     """Programmed rates come out, by position, and a counter reset in between bends nothing."""
     engine = stub(*SPEC, "--stub-acceptance", "1,0.5,0")
     watcher = sidecar(engine.port)
-    watcher.becomes("idle")
+    wait_until(lambda: watcher.probes()[2] == 200)  # the windows begin after the start-up canary
     engine.control(drafts=4000)
     wait_until(lambda: (watcher.number('specserve_window_drafts{window="1m"}') or 0) >= 4000)
     engine.control(reset_counters=True)
