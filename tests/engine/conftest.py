@@ -1,11 +1,12 @@
-"""The real engine, started through `specserve launch`: one at a time, kept while tests ask for the same one.
+"""The real engine, started through `specserve launch`: one at a time, kept while tests ask for it.
 
 A test names its engine in one string: a file of configs/, then overrides as for ``--set``.
 
     @pytest.mark.parametrize("engine_server", ["tiny-pair.yaml speculative_decoding.enabled=false"], indirect=True)
     def test_target_alone(engine_server): ...
 
-Without a parameter it is ``tiny-pair.yaml``. A test that hurts its engine takes the fixture ``launch`` instead.
+Without a parameter it is ``tiny-pair.yaml`` with a quick sidecar. A test that hurts its engine takes the
+fixture ``launch`` instead, or, to save a start, ``last_engine_server``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,16 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / ".cache" / "models"
-DEFAULT = "tiny-pair.yaml"
+DEFAULT = (
+    "tiny-pair.yaml sidecar.scrape_interval_seconds=1"
+    " sidecar.canary_timeout_seconds=5 sidecar.canary_interval_seconds=5"
+)
+"""With a sidecar that is quick, so that the tests of the sidecar can share it."""
+HAS_AVX512 = "avx512f" in Path("/proc/cpuinfo").read_text()
+"""Without it the CPU engine emulates bfloat16, and checking a draft costs nearly as much as writing it."""
+QUICKSTART = "quickstart.yaml"
+if not HAS_AVX512:
+    QUICKSTART += " models.target_model.dtype=float32"
 START_SECONDS = 420
 STOP_SECONDS = 60
 MARK = "ENGINE_TEST_RUN"
@@ -143,7 +153,7 @@ def _wait_until_ready(launched: Launched) -> None:
 
 
 class EngineHost:
-    """At most one engine alive: this machine may have two cores."""
+    """At most one engine alive in each lane: this machine may have two cores."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -214,6 +224,13 @@ def engine_server(request: pytest.FixtureRequest, engine_host: EngineHost) -> La
 
 
 @pytest.fixture
+def last_engine_server(engine_server: Launched, engine_host: EngineHost) -> Iterator[Launched]:
+    """The shared server for the last test that uses it, which may end it in any way."""
+    yield engine_server
+    engine_host.end()
+
+
+@pytest.fixture
 def launch(engine_host: EngineHost) -> Iterator[Callable[..., Launched]]:
     """Start an engine for this test alone, to be hurt: ``launch("tiny-pair.yaml a.b=c")``, ready on return.
 
@@ -231,23 +248,46 @@ def launch(engine_host: EngineHost) -> Iterator[Callable[..., Launched]]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark, give time to start, and put tests of one engine side by side; those that start their own come last."""
+    """Mark, give time to start, and keep together what shares an engine.
+
+    Two lanes run side by side (scripts/test: `--dist loadgroup`): the start of an engine is mostly
+    the import of vLLM, which keeps one core busy. A group stays in one lane, so that its engine
+    starts once. What compares speeds, or keeps both cores busy, is marked `alone` and runs after both lanes.
+    """
     ours = [item for item in items if Path(__file__).parent in item.path.parents]
     for item in ours:
         item.add_marker(pytest.mark.engine)
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(600))
-    items.sort(
-        key=lambda item: _group(item) if item in ours else ("", "")
-    )  # stable: others stay as they were
+    ours.sort(key=_order)  # stable: tests of one group stay as they were
+    places = iter(ours)
+    items[:] = [next(places) if item in ours else item for item in items]
 
 
-def _group(item: pytest.Item) -> tuple[str, str]:
-    """Sorts by engine: shared ones by name, then tests without one, then those that start their own."""
+def _group(item: pytest.Item) -> str:
+    """What a test shares: a served engine, the fixture of its module, or nothing."""
     names = getattr(item, "fixturenames", ())
-    if "launch" in names:
-        return ("3", "")
-    if "engine_server" not in names:
-        return ("2", "")
-    callspec = getattr(item, "callspec", None)
-    return ("1", str(callspec.params.get("engine_server", DEFAULT)) if callspec else DEFAULT)
+    if "engine_server" in names:
+        callspec = getattr(item, "callspec", None)
+        if callspec is None:
+            return DEFAULT
+        return str(callspec.params.get("engine_server", DEFAULT))
+    if item.path.stem in ("test_bench", "test_launch", "test_repairs") or "launch" in names:
+        return item.nodeid
+    return item.path.stem
+
+
+def _order(item: pytest.Item) -> tuple[int, str, bool]:
+    """Long groups first, so that neither lane ends with one; in a group, what ends the engine last."""
+    group = _group(item)
+    names = getattr(item, "fixturenames", ())
+    if group == DEFAULT:
+        rank = 0
+    elif "engine_server" in names or group in ("test_pod", "test_nodes"):
+        rank = 1
+    elif "launch" in names or "engine_host" in names:
+        rank = 2
+    else:
+        rank = 3
+    return rank, group, "last_engine_server" in names

@@ -12,6 +12,7 @@ from specserve.config.load import load
 from specserve.engine.canary import run as canary
 from specserve.engine.http.client import EngineClient
 from specserve.engine.http.transport import EngineUnreachable
+from tests.engine.conftest import QUICKSTART
 
 ROOT = Path(__file__).parents[2]
 # Preflight would refuse engine.repairs=[] on this engine; without its plugin the repair is just not there.
@@ -58,7 +59,7 @@ def test_noise_of_a_draft_is_ineffective_not_corrupt(engine_server):
     assert result.compared_tokens > 100
 
 
-@pytest.mark.parametrize("engine_server", ["quickstart.yaml"], indirect=True)
+@pytest.mark.parametrize("engine_server", [QUICKSTART], indirect=True)
 def test_real_model_with_lookup_passes(engine_server):
     """SmolLM2 with drafts from the prompt: a chat template, a large vocabulary, and steps without drafts."""
     result = check(engine_server)

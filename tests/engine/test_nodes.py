@@ -25,6 +25,8 @@ import yaml
 from tests.alert_stack import free_ports, wait_for
 
 START_SECONDS = 300
+pytestmark = pytest.mark.alone
+"""Two nodes have a worker each, and their group waits for the slower one."""
 
 
 @dataclass

@@ -6,23 +6,19 @@ import contextlib
 import time
 
 import psutil
-import pytest
 import requests
 
 from scripts.record_metrics import record
 from specserve.engine.http.metrics import parse
+from specserve.metric_families import key
 from tests.replay import replay
 from tests.traffic import traffic
 
 INTERVAL, CANARY = 1.0, 5.0
-SPEC = (
-    f"tiny-pair.yaml sidecar.scrape_interval_seconds={INTERVAL} sidecar.canary_timeout_seconds={CANARY}"
-    " sidecar.canary_interval_seconds=5"
-)
+"""Of the shared engine's sidecar, see conftest."""
 SATURATION_SECONDS = 60
 PROMPT = "def add(first, second):\n    return first"
 CLIENT = {"prompt": PROMPT, "timeout": 20.0}
-pytestmark = pytest.mark.parametrize("engine_server", [SPEC], indirect=True)
 
 
 def wait_until(condition, seconds: float) -> None:
@@ -121,7 +117,7 @@ def test_a_recording_of_the_real_engine_replays(engine_server, tmp_path):
         assert record(engine_server.base_url, path, seconds=15, interval=3) >= 4
     seen = replay(path)
     assert seen[-1].assessment.condition in ("progressing", "idle")
-    assert 0 < seen[-1].readings['specserve_acceptance_rate{window="1m"}'] < 1
+    assert 0 < seen[-1].readings[key("specserve_acceptance_rate", window="1m")] < 1
 
 
 def test_a_saturated_engine_is_never_called_stalled(engine_server):

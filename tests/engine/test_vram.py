@@ -18,7 +18,7 @@ from specserve.engine.installed.introspect import installed
 from specserve.engine.output import logs
 from specserve.memory import calibration
 from specserve.memory import plan as vram
-from tests.engine.conftest import ROOT, Launched
+from tests.engine.conftest import DEFAULT, QUICKSTART, ROOT, Launched
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -182,7 +182,7 @@ def test_kv_tokens_are_what_the_engine_makes(
     assert plan.capacity.requests == pytest.approx(engine["concurrency"], rel=1e-9)
 
 
-PRINTED = ["tiny-pair.yaml", "tiny-pair.yaml speculative_decoding.enabled=false", "quickstart.yaml"]
+PRINTED = [DEFAULT, "tiny-pair.yaml speculative_decoding.enabled=false", QUICKSTART]
 
 
 @pytest.mark.parametrize("engine_server", PRINTED, indirect=True)
