@@ -1,4 +1,4 @@
-"""Rules that can never fire: they ask for a series that nobody exports, or their brackets do not close.
+"""Rules that can never fire: they ask for a series that nothing exports, or they are not PromQL at all.
 
 A rule copied from a guide for another version of vLLM is silent for ever, and Prometheus accepts it.
 """
@@ -7,65 +7,80 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from specserve.errors import ConfigError, Problem
 from specserve.metric_families import FAMILIES
 
-_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'|`[^`]*`|#[^\n]*')
-"""And comments."""
-_MATCHERS = re.compile(r"\{[^}]*\}")
-_GROUPINGS = re.compile(
-    r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)", re.IGNORECASE
-)
-_RANGES = re.compile(r"\[[^\]]*\]|\boffset\s+-?\w+")
-_NAMES = re.compile(r"(?<![\w.:])([a-zA-Z_:][\w:]*)(?!\s*\(|[\w:])")
-_WORDS = frozenset(
-    re.findall(
-        r"\w+",
-        "and or unless by without on ignoring group_left group_right bool offset inf nan start end alerts",
-    )
-)
+if TYPE_CHECKING:
+    from promql_parser import Expr
+
 _PROMETHEUS = {
-    "up", "ALERTS", "ALERTS_FOR_STATE", "scrape_duration_seconds", "scrape_samples_scraped", "scrape_series_added",
-    "scrape_samples_post_metric_relabeling", "scrape_timeout_seconds", "scrape_sample_limit", "scrape_body_size_bytes",
-}  # fmt: skip
+    "up",
+    "ALERTS",
+    "ALERTS_FOR_STATE",
+    "scrape_duration_seconds",
+    "scrape_samples_scraped",
+    "scrape_series_added",
+    "scrape_samples_post_metric_relabeling",
+    "scrape_timeout_seconds",
+    "scrape_sample_limit",
+    "scrape_body_size_bytes",
+}
 """Series that Prometheus makes itself (its docs on jobs and instances, and on alerting rules; read 2026-11-30)."""
-_OPENING = {")": "(", "]": "[", "}": "{"}
+
+
+class _Rule(BaseModel):
+    model_config = ConfigDict(coerce_numbers_to_str=True)
+    alert: str | None = None
+    record: str | None = None
+    expr: str = ""
+
+
+class _Group(BaseModel):
+    rules: tuple[_Rule, ...]
+
+
+class _RuleFile(BaseModel):
+    groups: tuple[_Group, ...]
+
+
+def _parser() -> ModuleType:
+    try:
+        import promql_parser
+    except ImportError:
+        raise ConfigError(
+            "the promql-parser library is not installed; it is needed to read rules",
+            where="alerts lint",
+            fix="pip install promql-parser",
+        ) from None
+    return promql_parser
 
 
 def series_of(expression: str) -> set[str]:
-    """The names of the series that a PromQL expression asks for.
+    """The names of the series that a PromQL expression asks for. Raises ValueError for what is not PromQL.
 
-    >>> sorted(series_of('sum by (job) (rate(a_total{x="b"}[5m])) / on (job) c offset 1h > 0 unless ALERTS'))
-    ['a_total', 'c']
+    >>> sorted(series_of('sum by (job) (rate(a_total{x="b"}[5m])) / on (job) c offset 1h > 0 unless d'))
+    ['a_total', 'c', 'd']
     """
-    bare = expression
-    for noise in (_STRINGS, _MATCHERS, _RANGES, _GROUPINGS):
-        bare = noise.sub(" ", bare)
-    return {name for name in _NAMES.findall(bare) if name.lower() not in _WORDS}
+    promql = _parser()
+    names: set[str] = set()
 
+    def visit(node: Expr) -> None:
+        if isinstance(node, promql.VectorSelector):
+            if node.name is not None:
+                names.add(node.name)
+            for matcher in node.matchers.matchers:
+                if matcher.name == "__name__" and matcher.op == promql.MatchOp.Equal:
+                    names.add(matcher.value)
 
-def fault(expression: str) -> str | None:
-    """Why an expression cannot be PromQL, as far as brackets and quotes tell; the rest is promtool's.
-
-    >>> fault("sum("), fault("a)"), fault('a{b="c'), fault(" "), fault('a{b=")"} # (')
-    ("'(' is not closed", "')' closes nothing", 'a string is not closed', 'it is empty', None)
-    """
-    bare, opened = _STRINGS.sub(" ", expression), list[str]()
-    for sign in bare:
-        if sign in "\"'`":
-            return "a string is not closed"
-        if sign in "([{":
-            opened.append(sign)
-        elif sign in _OPENING and (not opened or opened.pop() != _OPENING[sign]):
-            return f"'{sign}' closes nothing"
-    if opened:
-        return f"'{opened[-1]}' is not closed"
-    return None if bare.strip() else "it is empty"
+    promql.walk(promql.parse(expression), visit)
+    return names
 
 
 def exported(exposition: str) -> set[str]:
@@ -83,36 +98,30 @@ def problems(text: str, where: str, present: Collection[str]) -> Iterable[Proble
 
     An idle server leaves out what it does not know, so its families count as present by their table.
     """
-    rules = [rule for group in _groups(text, where) for rule in group["rules"]]
-    known = {
-        *present,
-        *FAMILIES,
-        *_PROMETHEUS,
-        *(rule["record"] for rule in rules if "record" in rule),
-    }
+    rules = [rule for group in _read(text, where).groups for rule in group.rules]
+    recorded = {rule.record for rule in rules if rule.record is not None}
+    known = recorded.union(present, FAMILIES, _PROMETHEUS)
     for rule in rules:
-        name, expression = rule.get("alert") or rule.get("record"), str(rule.get("expr", ""))
-        if (wrong := fault(expression)) is not None:
-            yield Problem(f"the expression is not PromQL: {wrong}", where=f"{where}: {name}")
+        place = f"{where}: {rule.alert or rule.record}"
+        try:
+            asked = series_of(rule.expr)
+        except ValueError as error:
+            yield Problem(f"the expression is not PromQL: {error}", where=place)
             continue
-        for series in sorted(series_of(expression) - known):
-            near = difflib.get_close_matches(series, known, n=1, cutoff=0.75)
-            hint = f"; did you mean '{near[0]}'?" if near else "; the rule can never fire"
-            yield Problem(f"'{series}' is not exported{hint}", where=f"{where}: {name}")
+        for series in sorted(asked - known):
+            hint = "the rule can never fire"
+            for near in difflib.get_close_matches(series, known, n=1, cutoff=0.75):
+                hint = f"did you mean '{near}'?"
+            yield Problem(f"'{series}' is not exported; {hint}", where=place)
 
 
-def _groups(text: str, where: str) -> list[Mapping[str, Any]]:
+def _read(text: str, where: str) -> _RuleFile:
     try:
-        document = yaml.safe_load(text)
+        return _RuleFile.model_validate(yaml.safe_load(text))
     except yaml.YAMLError as error:
         raise ConfigError("not YAML; a Prometheus rule file is needed", where=where) from error
-    groups = document.get("groups") if isinstance(document, dict) else None
-    if not isinstance(groups, list):
-        raise ConfigError("no 'groups'; a Prometheus rule file is needed", where=where)
-    for group in groups:
-        rules = group.get("rules") if isinstance(group, dict) else None
-        if not isinstance(rules, list) or not all(isinstance(rule, dict) for rule in rules):
-            raise ConfigError(
-                "a group without a list of 'rules'; a Prometheus rule file is needed", where=where
-            )
-    return groups
+    except ValidationError as error:
+        what = "a group without a list of 'rules'"
+        if len(error.errors()[0]["loc"]) < 2:
+            what = "no 'groups'"
+        raise ConfigError(f"{what}; a Prometheus rule file is needed", where=where) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,12 +52,13 @@ def test_names_of_other_versions_are_found() -> None:
         ("rate(a[5m:1m] offset 1d) or vector(0)", {"a"}),
         ('label_replace(a, "dst", "$1", "src", "(.*)")', {"a"}),
         ("histogram_quantile(0.9, sum by (le) (rate(a_bucket[5m])))", {"a_bucket"}),
-        ('a < 1 and on () ALERTS{alertname="x"}', {"a"}),
+        ('a < 1 and on () ALERTS{alertname="x"}', {"a", "ALERTS"}),
+        ('rate({__name__="a", b!="c"}[5m])', {"a"}),
         ("1 + Inf * NaN", set()),
     ],
 )
 def test_series_of_an_expression(expression: str, names: set[str]) -> None:
-    """Functions, keywords, labels, strings and durations are not series."""
+    """Functions, keywords, labels, strings and durations are not series; a name may stand in braces."""
     assert series_of(expression) == names
 
 
@@ -72,14 +74,26 @@ def test_what_prometheus_makes_itself_is_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expr", "why"), [("sum(", "'(' is not closed"), ("up[5m)", "')' closes nothing")]
+    ("expr", "why"),
+    [
+        ("sum(", "unclosed left parenthesis"),
+        ("", "no expression found in input"),
+        ("rate(up)", "expected type matrix"),
+    ],
 )
 def test_an_expression_that_is_none(expr: str, why: str) -> None:
-    """Prometheus would refuse the file, and so does the linter."""
+    """Prometheus would refuse the file, and so does the linter, in the words of its parser."""
     text = f"groups: [{{name: g, rules: [{{alert: A, expr: '{expr}'}}]}}]"
-    assert [str(p) for p in problems(text, "x.yaml", ())] == [
-        f"x.yaml: A: the expression is not PromQL: {why}"
-    ]
+    (problem,) = problems(text, "x.yaml", ())
+    assert str(problem).startswith(f"x.yaml: A: the expression is not PromQL: {why}")
+
+
+def test_without_the_parser_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library is an extra; nothing else needs it."""
+    monkeypatch.setitem(sys.modules, "promql_parser", None)
+    with pytest.raises(ConfigError, match="promql-parser library is not installed") as refused:
+        list(problems(OLD, "old.yaml", ()))
+    assert refused.value.problems[0].fix == "pip install promql-parser"
 
 
 @pytest.mark.parametrize("text", ["rules: []", "- a", "{", ""])
