@@ -16,9 +16,9 @@ from specserve.sidecar.probe import (
     CanaryOutcome,
     Context,
     Policy,
-    Probe,
+    ProbeVerdict,
+    ProgressProbe,
     Scrape,
-    Verdict,
 )
 from specserve.sidecar.window import COUNTERS, Window
 from specserve.units import duration
@@ -70,8 +70,10 @@ def aged(seen: Observation | None, age_seconds: float, look_seconds: float) -> O
     """What may still be said. ``look_seconds`` is the longest that one look should take, with the wait before it."""
     if age_seconds <= READY_LOOKS * look_seconds:
         return seen
-    no = Verdict(False, f"the sidecar has not looked at the engine for {duration(age_seconds)}")
-    started, live = no, Verdict(True, no.reason)
+    no = ProbeVerdict(
+        False, f"the sidecar has not looked at the engine for {duration(age_seconds)}"
+    )
+    started, live = no, ProbeVerdict(True, no.reason)
     kept: dict[MetricKey, float] = {}
     if seen is not None:
         started, live = seen.assessment.started, seen.assessment.live
@@ -109,7 +111,7 @@ class Observer:
         default_factory=lambda: deque(maxlen=int(HISTORY_SECONDS / HISTORY_STEP_SECONDS) + 1)
     )
     _window: Window = field(init=False)
-    _probe: Probe = field(init=False)
+    _probe: ProgressProbe = field(init=False)
     _scrapes: Counter[str] = field(default_factory=Counter)
     _canaries: Counter[str] = field(default_factory=Counter)
     _canary: CanaryOutcome | None = None
@@ -121,7 +123,7 @@ class Observer:
 
     def __post_init__(self) -> None:
         self._window = Window(self.spans)
-        self._probe = Probe(self.policy)
+        self._probe = ProgressProbe(self.policy)
 
     def observe(
         self, now: float, wall: float, scrape: Scrape, context: Context | None = None

@@ -9,13 +9,14 @@ after several reads in a row without progress while work is there, and a canary 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from specserve.engine.http.metrics import EngineSnapshot
 from specserve.units import duration
 
 ScrapeResult = Literal["ok", "unreachable", "timeout", "status", "malformed"]
-CanaryResult = Literal["ok", "failed", "refused"]
+WORDS = {"progressing": "serving"}
+"""Conditions that have another name in reasons."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Scrape:
 class CanaryOutcome:
     """One canary completion. ``refused`` (queue full, no such model, no key) says nothing about progress."""
 
-    result: CanaryResult
+    result: Literal["ok", "failed", "refused"]
     sent_seconds: float
     seconds: float
     detail: str = ""
@@ -42,7 +43,7 @@ class CanaryOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What somebody else knows: the supervisor, or nobody when the sidecar runs alone."""
+    """What the supervisor knows; nothing when the sidecar runs alone."""
 
     state: str | None = None
     """State of the supervisor; None when the engine is not ours to start."""
@@ -66,15 +67,11 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ProbeVerdict:
     """Yes or no, and why."""
 
     ok: bool
     reason: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return {"ok": self.ok, "reason": self.reason}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +80,16 @@ class Assessment:
 
     condition: str
     """One of `specserve.metric_families.CONDITIONS`."""
-    started: Verdict
-    live: Verdict
-    ready: Verdict
+    started: ProbeVerdict
+    live: ProbeVerdict
+    ready: ProbeVerdict
     wants_canary: bool
     since_progress_seconds: float | None
     """None while idle and before the first read."""
 
 
 @dataclass(slots=True)
-class Probe:
+class ProgressProbe:
     """The memory between observations."""
 
     policy: Policy = field(default_factory=Policy)
@@ -110,6 +107,7 @@ class Probe:
     """Reads without progress since the last canary was sent."""
     _unread: int = 0
     _unreachable: int = 0
+    _unreachable_since: float = 0.0
     _state: str | None = None
     _lost: int = 0
     """How often the supervisor lost the engine since it last ran."""
@@ -140,22 +138,21 @@ class Probe:
         if scrape.snapshot is not None:
             self._read(now, scrape.snapshot)
         else:
-            self._unread += 1
-            self._unreachable = self._unreachable + 1 if scrape.result == "unreachable" else 0
+            self._failed_read(now, scrape)
         if self._stalled is None:
             self._stalled = self._hang(now)
         condition = self._condition(context)
+        since = None
+        if condition != "idle" and self._progress_at is not None:
+            since = now - self._progress_at
+        started = self._started or f"no completion yet; {self._seen()}"
         return Assessment(
             condition=condition,
-            started=Verdict(
-                self._started is not None, self._started or f"no completion yet; {self._seen()}"
-            ),
-            live=self._live(condition, context),
+            started=ProbeVerdict(self._started is not None, started),
+            live=self._live(now, condition, context),
             ready=self._settled(self._readiness(condition, context), condition, context),
             wants_canary=context.state in (None, "running") and self._wants_canary(now, condition),
-            since_progress_seconds=None
-            if condition == "idle" or self._progress_at is None
-            else now - self._progress_at,
+            since_progress_seconds=since,
         )
 
     def canary_sent(self, now: float) -> None:
@@ -167,9 +164,8 @@ class Probe:
         self._in_flight, self._canary = False, outcome
         if outcome.result == "ok":
             self._progress(now)
-            self._started = (
-                self._started or f"canary produced a token in {duration(outcome.seconds)}"
-            )
+            if self._started is None:
+                self._started = f"the canary produced a token in {duration(outcome.seconds)}"
         elif self._progress_at is None or outcome.sent_seconds >= self._progress_at:
             self._failures += outcome.result == "failed"
             if outcome.full and self._full_since is None:
@@ -179,6 +175,15 @@ class Probe:
         self._progress_at, self._stalled, self._full_since = now, None, None
         self._still = self._quiet = self._pending = self._failures = 0
 
+    def _failed_read(self, now: float, scrape: Scrape) -> None:
+        self._unread += 1
+        if scrape.result != "unreachable":
+            self._unreachable = 0
+            return
+        if not self._unreachable:
+            self._unreachable_since = now
+        self._unreachable += 1
+
     def _read(self, now: float, snapshot: EngineSnapshot) -> None:
         self._unread = self._unreachable = 0
         tokens = snapshot.total("generation_tokens")
@@ -187,62 +192,59 @@ class Probe:
         if self._is_restart(marker, start):
             self._started = self._stalled = None
             self._failures, self._was_ready = 0, False
-        running, waiting = snapshot.total("running"), snapshot.total("waiting")
-        self._work = None if running is None else (running, waiting or 0.0)
+        if tokens and self._started is None:
+            self._started = "it has produced tokens since its restart"
+            if self._marker is None:
+                self._started = "already busy when the sidecar started"
+        running, self._work = snapshot.total("running"), None
+        if running is not None:
+            self._work = (running, snapshot.total("waiting") or 0.0)
         self._asleep = snapshot.asleep
-        self._quiet, self._pending = self._quiet + 1, self._pending + self._in_flight
-        self._still = self._still + 1 if self._work and any(self._work) else 0
+        self._quiet += 1
+        self._pending += self._in_flight
+        if self._has_work:
+            self._still += 1
+        else:
+            self._still = 0
         if marker != self._marker or self._asleep:
             self._progress(now)
         self._marker, self._process_start = marker, start or self._process_start
-        if tokens:
-            self._started = (
-                self._started or f"it had made {tokens:.0f} output tokens when first seen"
-            )
+
+    @property
+    def _has_work(self) -> bool:
+        return self._work is not None and any(self._work)
 
     def _is_restart(self, marker: tuple[float | None, ...], start: float | None) -> bool:
         if start is not None and self._process_start is not None and start != self._process_start:
             return True
-        before = self._marker or ()
         return any(
-            b is not None and a is not None and a < b for a, b in zip(marker, before, strict=False)
+            before is not None and after is not None and after < before
+            for after, before in zip(marker, self._marker or (), strict=False)
         )
 
     def _hang(self, now: float) -> str | None:
         """Why the engine counts as stalled; None when it does not."""
+        enough = self.policy.observations
         blocked = (
             self._full_since is not None
             and now - self._full_since >= self.policy.canary_timeout_seconds
         )
-        if self._started is None or not (self._failures or blocked):
+        if self._started is None or self._canary is None or not (self._failures or blocked):
             return None
-        canary = (
-            f"canary {'failed' if self._failures else 'refused'}: {self._canary.detail}"
-            if self._canary
-            else ""
-        )
+        canary = f"canary failed: {self._canary.detail}"
+        if not self._failures:
+            canary = f"canary refused: {self._canary.detail}"
         if self._unread:
-            enough = (
-                self._unread >= self.policy.observations
-                and self._failures >= 2
-                and not self._unreachable
-            )
-            return (
-                f"{self._unread} reads of the metrics failed ({self._scrape.detail}); {canary}"
-                if enough
-                else None
-            )
+            if self._unread < enough or self._failures < 2 or self._unreachable:
+                return None
+            return f"{self._unread} reads of the metrics failed ({self._scrape.detail}); {canary}"
         running, waiting = self._work or (0.0, 0.0)
-        if running and self._still >= self.policy.observations:
+        if running and self._still >= enough:
             return f"{self._seen()} in {self._still} reads in a row; {canary}"
         # Gauges stand still with the engine: it may have hung between two requests. Then the canary is the work.
-        certain = self._failures >= 2 or (
-            self._failures and self._pending >= self.policy.observations
-        )
+        certain = self._failures >= 2 or (self._failures and self._pending >= enough)
         if not running and not waiting and certain:
-            return (
-                f"nothing runs by its gauges, and it does not complete a request either; {canary}"
-            )
+            return f"its metrics show no request, and yet it did not complete one; {canary}"
         return None
 
     def _seen(self) -> str:
@@ -251,8 +253,13 @@ class Probe:
             return self._scrape.detail or self._scrape.result
         if self._work is None:
             return "the engine does not report its requests"
-        still = ", no token, step or finished request" if self._still else ""
-        return f"{self._work[0]:.0f} requests running, {self._work[1]:.0f} waiting{still}"
+        running, waiting = self._work
+        noun, still = "requests", ""
+        if running == 1:
+            noun = "request"
+        if self._still:
+            still = ", no token, step or finished request"
+        return f"{running:.0f} {noun} running, {waiting:.0f} waiting{still}"
 
     def _condition(self, context: Context) -> str:
         """The first that holds."""
@@ -277,29 +284,34 @@ class Probe:
             if holds
         )
 
-    def _live(self, condition: str, context: Context) -> Verdict:
-        """Fails for what only a restart can cure, and while nobody else sees to it."""
+    def _live(self, now: float, condition: str, context: Context) -> ProbeVerdict:
+        """Fails for what only a restart can cure, and while nothing else restarts it."""
         if context.state in ("fatal", "starting", "backoff"):
-            return Verdict(context.state != "fatal", f"the supervisor is in state {context.state}")
+            reason = f"the supervisor is in state {context.state}"
+            return ProbeVerdict(context.state != "fatal", reason)
+        ok, detail = True, self._scrape.detail
         match condition:
             case "stalled":
-                return Verdict(False, self._stalled or "stalled")
+                ok, reason = False, self._stalled or "stalled"
             case "down" if self._unreachable >= self.policy.observations:
-                return Verdict(
-                    False, f"{self._unreachable} reads in a row found nobody: {self._scrape.detail}"
+                lasted = duration(now - self._unreachable_since)
+                ok, reason = (
+                    False,
+                    f"unreachable for {lasted} ({self._unreachable} attempts): {detail}",
                 )
             case "blind":
-                return Verdict(
-                    True, f"cannot read the metrics ({self._scrape.detail}); blind is not dead"
-                )
+                reason = f"the metrics cannot be read ({detail}); that alone is no hang"
             case "starved":
-                return Verdict(True, f"{self._seen()}; starved is not hung")
+                reason = f"{self._seen()}; that alone is no hang"
             case _:
-                return Verdict(True, f"{condition}: {self._seen()}")
+                reason = f"{_word(condition)}: {self._seen()}"
+        return ProbeVerdict(ok, reason)
 
-    def _readiness(self, condition: str, context: Context) -> Verdict:
+    def _readiness(self, condition: str, context: Context) -> ProbeVerdict:
         """The first refusal that holds."""
-        canary = self._canary.detail if self._canary else ""
+        canary = ""
+        if self._canary is not None:
+            canary = self._canary.detail
         cannot = condition in ("stalled", "down", "starved", "starting")
         refusals = (
             (condition == "draining", "draining: running requests finish, new ones are refused"),
@@ -311,37 +323,42 @@ class Probe:
             (context.blocked is not None, str(context.blocked)),
             (self._asleep, "the engine was put to sleep"),
             (cannot, f"{condition}: {self._stalled or self._seen()}"),
-            (self._failures, f"{condition}, and the canary failed: {canary}"),
+            (self._failures, f"{_word(condition)}, and the canary failed: {canary}"),
         )
-        refusal = next((reason for holds, reason in refusals if holds), None)
-        return Verdict(refusal is None, refusal or f"{condition}: {self._seen()}; {self._started}")
+        for holds, reason in refusals:
+            if holds:
+                return ProbeVerdict(False, reason)
+        return ProbeVerdict(True, f"{_word(condition)}: {self._seen()} ({self._started})")
 
-    def _settled(self, raw: Verdict, condition: str, context: Context) -> Verdict:
+    def _settled(self, raw: ProbeVerdict, condition: str, context: Context) -> ProbeVerdict:
         """Damped: what is certain changes at once, the rest after `Policy.settle` reads that agree."""
-        managed = context.state not in (None, "running") or context.blocked is not None
-        managed = managed or self._asleep
-        certain = not raw.ok and (
-            condition in ("draining", "stalled", "starved") or self._started is None or managed
-        )
-        first = raw.ok and not self._was_ready
-        self._disagreeing = self._disagreeing + 1 if raw.ok != self._ready else 0
-        if raw.ok != self._ready and (certain or first or self._disagreeing >= self.policy.settle):
-            self._ready, self._disagreeing = raw.ok, 0
-            self._was_ready = self._was_ready or raw.ok
-        return (
-            raw
-            if raw.ok == self._ready
-            else Verdict(self._ready, f"not changed yet by one read: {raw.reason}")
-        )
+        if raw.ok == self._ready:
+            self._disagreeing = 0
+            return raw
+        self._disagreeing += 1
+        if raw.ok:
+            at_once = not self._was_ready
+        else:
+            at_once = (
+                condition in ("draining", "stalled", "starved")
+                or self._started is None
+                or context.state not in (None, "running")
+                or context.blocked is not None
+                or self._asleep
+            )
+        if not at_once and self._disagreeing < self.policy.settle:
+            return ProbeVerdict(self._ready, f"unchanged, as one read is not enough: {raw.reason}")
+        self._ready, self._disagreeing = raw.ok, 0
+        self._was_ready = self._was_ready or raw.ok
+        return raw
 
     def _wants_canary(self, now: float, condition: str) -> bool:
         if self._in_flight or self._unreachable or self._asleep or condition == "draining":
             return False
-        rested = (
-            self._canary_sent is None
-            or now - self._canary_sent >= self.policy.canary_interval_seconds
-        )
-        fresh = self._canary_sent is not None and self._canary_sent >= (self._progress_at or 0.0)
+        rested, fresh = True, False
+        if self._canary_sent is not None:
+            rested = now - self._canary_sent >= self.policy.canary_interval_seconds
+            fresh = self._canary_sent >= (self._progress_at or 0.0)
         match condition:
             case "starting":
                 return rested or self._canary is None or self._canary.result != "refused"
@@ -350,19 +367,24 @@ class Probe:
             case "blind" | "stalled" | "starved":
                 return rested
             case "suspect":
-                return not fresh or rested or not (self._work and any(self._work))
-            case (
-                _
-            ):  # at the first read without progress: its answer is back by the time that it counts
+                return not fresh or rested or not self._has_work
+            case _:
+                # At the first read without progress: its answer is back by the time that it counts.
                 return bool(self._still) and not fresh
+
+
+def _word(condition: str) -> str:
+    return WORDS.get(condition, condition)
 
 
 def _succeeded(snapshot: EngineSnapshot) -> float | None:
     """Requests that ended well. Aborts and errors are no progress: a hung engine collects those too."""
     counts = [
-        n
-        for s in snapshot.engines
-        for r, n in (s.finished or {}).items()
-        if r not in ("abort", "error")
+        count
+        for sample in snapshot.engines
+        for reason, count in (sample.finished or {}).items()
+        if reason not in ("abort", "error")
     ]
-    return sum(counts) if counts else None
+    if not counts:
+        return None
+    return sum(counts)

@@ -12,7 +12,7 @@ from specserve.sidecar.probe import (
     CanaryOutcome,
     Context,
     Policy,
-    Probe,
+    ProgressProbe,
     Scrape,
 )
 from tests.virtual_engine import VirtualEngine
@@ -25,7 +25,9 @@ class Life:
     """An engine and its probe, one read every five seconds. Canaries take as long and end as the test says."""
 
     engine: VirtualEngine = field(default_factory=VirtualEngine)
-    probe: Probe = field(default_factory=lambda: Probe(Policy(canary_interval_seconds=60.0)))
+    probe: ProgressProbe = field(
+        default_factory=lambda: ProgressProbe(Policy(canary_interval_seconds=60.0))
+    )
     context: Context = field(default_factory=Context)
     now: float = 0.0
     start: float = 1000.0
@@ -199,7 +201,7 @@ def test_starved_is_said_and_is_not_hung(life: Life) -> None:
     seen = life.steps(40)
     assert seen.condition == "starved"
     assert seen.live.ok
-    assert "starved is not hung" in seen.live.reason
+    assert "that alone is no hang" in seen.live.reason
     assert not seen.ready.ok
     life.engine.running, life.engine.waiting = 5, 2
     assert life.steps(3, work=10).ready.ok
@@ -217,7 +219,7 @@ def test_an_engine_that_froze_between_two_requests_is_found(life: Life) -> None:
             break
     assert seen.condition == "stalled"
     assert life.now - frozen_at <= 3 * INTERVAL + life.canary_seconds
-    assert "does not complete a request either" in seen.live.reason
+    assert "did not complete one" in seen.live.reason
 
 
 def test_one_canary_that_breaks_off_is_no_hang(life: Life) -> None:
