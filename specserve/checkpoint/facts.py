@@ -78,20 +78,26 @@ class ModelFacts:
             nested = self.config.get(key)
             if isinstance(nested, Mapping):
                 inner = nested.get("text_config")
-                return inner if isinstance(inner, Mapping) else nested
+                if isinstance(inner, Mapping):
+                    return inner
+                return nested
         return self.config
 
     @property
     def architectures(self) -> tuple[str, ...]:
         """``architectures`` of config.json."""
         names = self.config.get("architectures")
-        return tuple(str(n) for n in names) if isinstance(names, list) else ()
+        if isinstance(names, list):
+            return tuple(str(n) for n in names)
+        return ()
 
     @property
     def model_type(self) -> str:
         """``model_type`` of config.json; empty when absent."""
         name = self.config.get("model_type")
-        return name if isinstance(name, str) else ""
+        if isinstance(name, str):
+            return name
+        return ""
 
     @property
     def parameters(self) -> int | None:

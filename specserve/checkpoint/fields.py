@@ -23,7 +23,9 @@ def first_int(config: Config, *keys: str) -> int | None:
 def layer_count(config: Config) -> int | None:
     """Layers of the model; None where config.json names none, or more than any model has."""
     count = first_int(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
-    return count if count is not None and count <= MAX_LAYERS else None
+    if count is not None and count <= MAX_LAYERS:
+        return count
+    return None
 
 
 def is_tied(config: Config, whole: Config) -> bool:

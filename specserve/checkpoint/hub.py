@@ -65,9 +65,11 @@ class HubRepository:
         response = _get(url, self.token, {"Range": f"bytes={start}-{start + length - 1}"})
         with response:
             response.raise_for_status()
-            skip = (
-                0 if response.status_code == 206 else start
-            )  # a server may ignore Range and send it all
+            # a server may ignore Range and send it all
+            if response.status_code == 206:
+                skip = 0
+            else:
+                skip = start
             if skip > 1 << 20:
                 raise OSError(f"the server ignores range requests for {name}")
             return _bounded(response, skip + length)[skip:]
@@ -124,11 +126,12 @@ def _sibling(entry: Any) -> tuple[str, int]:
     if not isinstance(entry, dict) or not isinstance(entry.get("rfilename"), str):
         return "", 0
     lfs = entry.get("lfs")
-    n = (
-        entry.get("size")
-        if entry.get("size") is not None
-        else (lfs.get("size") if isinstance(lfs, dict) else None)
-    )
+    if entry.get("size") is not None:
+        n = entry.get("size")
+    elif isinstance(lfs, dict):
+        n = lfs.get("size")
+    else:
+        n = None
     return entry["rfilename"], n if isinstance(n, int) and n >= 0 else 0
 
 
@@ -187,7 +190,9 @@ def _cached(repo: str, file: str, revision: str | None) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
     found = try_to_load_from_cache(repo, file, revision=revision)
-    return Path(found) if isinstance(found, str) else None
+    if isinstance(found, str):
+        return Path(found)
+    return None
 
 
 def _endpoint() -> str:
@@ -199,7 +204,10 @@ def _endpoint() -> str:
 def _get(url: str, token: str | None, headers: Mapping[str, str]) -> requests.Response:
     import requests
 
-    auth = {"Authorization": f"Bearer {token}"} if token else {}
+    if token:
+        auth = {"Authorization": f"Bearer {token}"}
+    else:
+        auth = {}
     return requests.get(url, headers={**headers, **auth}, timeout=_TIMEOUT_SECONDS, stream=True)
 
 
@@ -215,4 +223,6 @@ def _bounded(response: requests.Response, limit: int) -> bytes:
 
 
 def _short(error: Exception) -> str:
-    return type(error).__name__ if len(str(error)) > 80 else str(error)
+    if len(str(error)) > 80:
+        return type(error).__name__
+    return str(error)

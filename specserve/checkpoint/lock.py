@@ -68,7 +68,10 @@ def files_below(folder: Path) -> dict[str, int]:
         folders[:] = sorted(f for f in folders if not f.startswith("."))
         for name in sorted(names):
             path = Path(root, name)
-            status = path.stat() if path.exists() else None
+            if path.exists():
+                status = path.stat()
+            else:
+                status = None
             if status is not None and stat.S_ISREG(status.st_mode) and len(found) < MAX_FILES:
                 found[path.relative_to(folder).as_posix()] = status.st_size
     return found
@@ -146,7 +149,10 @@ def verify(
             message, fix = "the manifest does not hold this model", "specserve models lock CONFIG"
             yield Finding("lock-mismatch", "error", where, message, fix)
             continue
-        sizes = facts.sizes if facts.folder is None else files_below(facts.folder)
+        if facts.folder is None:
+            sizes = facts.sizes
+        else:
+            sizes = files_below(facts.folder)
         locked = manifest.revisions.get(key)
         if locked and facts.revision and facts.revision != locked:
             message, fix = (
@@ -155,9 +161,8 @@ def verify(
             )
             yield Finding("lock-mismatch", "error", where, message, fix)
         for name, record in records.items():
-            if (
-                facts.folder is None and "/" in name
-            ):  # the Hub's listing was read for the top of the repository
+            # The Hub's listing was read for the top of the repository.
+            if facts.folder is None and "/" in name:
                 continue
             problem = _size_problem(sizes.get(name), record)
             if problem is None and progress is not None:
@@ -174,7 +179,9 @@ def verify(
 def _size_problem(n: int | None, record: FileRecord) -> str | None:
     if n is None:
         return "is missing"
-    return None if n == record.size else f"has {n} bytes, locked were {record.size}"
+    if n == record.size:
+        return None
+    return f"has {n} bytes, locked were {record.size}"
 
 
 def _hash_problem(path: Path, record: FileRecord, progress: Progress) -> str | None:
@@ -182,11 +189,9 @@ def _hash_problem(path: Path, record: FileRecord, progress: Progress) -> str | N
         digest = sha256(path, progress)
     except OSError as e:
         return f"cannot be read ({e.strerror})"
-    return (
-        None
-        if digest == record.sha256
-        else f"has SHA-256 {digest[:16]}..., locked was {record.sha256[:16]}..."
-    )
+    if digest == record.sha256:
+        return None
+    return f"has SHA-256 {digest[:16]}..., locked was {record.sha256[:16]}..."
 
 
 def against_lock(config: Path, models: Mapping[str, ModelFacts]) -> Iterator[Finding]:

@@ -113,9 +113,8 @@ def from_place(url: str, *, store: Path, progress: Progress) -> Path:
         if not listing:
             raise ConfigError("there is nothing at this place", where=url, fix="correct the path")
         partial = _partial(final, listing)
-        for remote in random.sample(
-            list(listing), len(listing)
-        ):  # several pullers begin with different files
+        # Several pullers begin with different files.
+        for remote in random.sample(list(listing), len(listing)):
             if final.exists():
                 break
             _copy(
@@ -131,9 +130,8 @@ def from_place(url: str, *, store: Path, progress: Progress) -> Path:
             raise _stopped("copy", e, url) from None
     if partial is not None:  # it is there where another puller was faster
         shutil.rmtree(partial, ignore_errors=True)
-    for begun in final.rglob(
-        ".partial-*"
-    ):  # by a puller that asked for the file just before another named it
+    # By a puller that asked for the file just before another named it.
+    for begun in final.rglob(".partial-*"):
         begun.unlink(missing_ok=True)
     return final
 
@@ -181,9 +179,8 @@ def _copy(files: Any, remote: str, size: int, to: Path, progress: Progress) -> N
         return
     to.parent.mkdir(parents=True, exist_ok=True)
     partial = to.with_name(f".partial-{to.name}")
-    descriptor = os.open(
-        partial, os.O_RDWR | os.O_CREAT, 0o666
-    )  # no mode of open() creates and keeps
+    # No mode of open() creates and keeps.
+    descriptor = os.open(partial, os.O_RDWR | os.O_CREAT, 0o666)
     with os.fdopen(descriptor, "r+b") as sink, files.open(remote, "rb") as source:
         synced = at = max(0, os.fstat(descriptor).st_size - _SYNC)
         source.seek(at)

@@ -73,7 +73,9 @@ def describe(source: Source) -> ModelFacts:
 
     def small(name: str, limit: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
         try:
-            return read_json(source, sizes, name, limit) if name in sizes else {}
+            if name in sizes:
+                return read_json(source, sizes, name, limit)
+            return {}
         except Corrupt as e:
             problems.append(_corrupt(where, name, str(e)))
             return {}
@@ -129,7 +131,9 @@ def _is_count(key: str, value: object) -> bool:
 
 
 def _least(key: str) -> int:
-    return 1 if key in _NEVER_ZERO else 0
+    if key in _NEVER_ZERO:
+        return 1
+    return 0
 
 
 def read_json(source: Source, sizes: Mapping[str, int], name: str, limit: int) -> dict[str, Any]:
@@ -180,7 +184,9 @@ def hub_id(path: str) -> str | None:
     found = re.match(
         r"(?:hf://|(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/)([\w.-]+/[\w.-]+)", path
     )
-    return found[1] if found else None
+    if found:
+        return found[1]
+    return None
 
 
 def _absent(where: str) -> Finding:
@@ -231,11 +237,10 @@ def _gguf(where: str) -> Finding:
 
 
 def _corrupt(where: str, name: str, message: str) -> Finding:
-    fix = (
-        "give this user access to it"
-        if message.endswith("(Permission denied)")
-        else f"download {name} again"
-    )
+    if message.endswith("(Permission denied)"):
+        fix = "give this user access to it"
+    else:
+        fix = f"download {name} again"
     return Finding("checkpoint-corrupt", "error", f"{where}/{name}", message, fix)
 
 
@@ -304,7 +309,10 @@ def _weight_files(
         )
         return [], []
     missing = sorted(n for n in named if n not in sizes)
-    notes = [_missing_shards(where, missing)] if missing else []
+    if missing:
+        notes = [_missing_shards(where, missing)]
+    else:
+        notes = []
     return sorted(n for n in named if n in sizes), notes
 
 
@@ -323,7 +331,10 @@ def _is_plain(name: str) -> bool:
 
 
 def _missing_shards(where: str, missing: list[str]) -> Finding:
-    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    if len(missing) > 1:
+        more = f" and {len(missing) - 1} more"
+    else:
+        more = ""
     message = f"the index names {missing[0]}{more}, which is not there; every shard must be present"
     return Finding(
         "weights-missing", "error", where, message, "finish the download of this checkpoint"

@@ -87,7 +87,10 @@ def read_header(
         raise Corrupt(
             f"the header claims {length} bytes; more than {MAX_HEADER_BYTES} are not read"
         )
-    body = start[8 : 8 + length] if 8 + length <= len(start) else read(8, length)
+    if 8 + length <= len(start):
+        body = start[8 : 8 + length]
+    else:
+        body = read(8, length)
     tensors = parse_object(body, what="the header", each=_packer())
     tensors.pop("__metadata__", None)
     for name, entry in tensors.items():
@@ -105,7 +108,10 @@ def _packer() -> Callable[[dict[str, Any]], Any]:
         if not entry.keys() >= {"dtype", "shape", "data_offsets"}:
             return entry
         shape = _natural_numbers(entry["shape"])
-        dtype = entry["dtype"] if isinstance(entry["dtype"], str) else None
+        if isinstance(entry["dtype"], str):
+            dtype = entry["dtype"]
+        else:
+            dtype = None
         return (
             shared.setdefault(dtype, dtype),
             shared.setdefault(shape, shape),

@@ -61,7 +61,9 @@ class Tokenizer:
     def space_prefix(self) -> tuple[str, ...]:
         """The mark of a space before a word: ``Ġ`` (byte-level BPE) or ``▁`` (SentencePiece); both where unclear."""
         marks = tuple(mark for mark in ("Ġ", "▁") if mark + "a" in self.base)
-        return marks if len(marks) == 1 else ("Ġ", "▁")
+        if len(marks) == 1:
+            return marks
+        return ("Ġ", "▁")
 
 
 def load(facts: ModelFacts) -> Tokenizer | None:
@@ -154,7 +156,10 @@ def _tokenizer_json(name: str, digest: str, data: bytes) -> Tokenizer:
     if not isinstance(model, dict):
         raise Corrupt("has no model")
     vocab = model.pop("vocab", None)
-    base = dict(_unigram(vocab)) if isinstance(vocab, list) else vocab
+    if isinstance(vocab, list):
+        base = dict(_unigram(vocab))
+    else:
+        base = vocab
     if not isinstance(base, dict):
         raise Corrupt("has no vocabulary")
     added = {str(t["content"]): t["id"] for t in body.get("added_tokens") or []}

@@ -227,11 +227,10 @@ class CustomRule(Timing):
         family = families.FAMILIES.get(self.metric)
         if family is None:
             near = difflib.get_close_matches(self.metric, families.FAMILIES, n=1)
-            hint = (
-                f"; did you mean '{near[0]}'?"
-                if near
-                else "; `specserve alerts metrics` prints them"
-            )
+            if near:
+                hint = f"; did you mean '{near[0]}'?"
+            else:
+                hint = "; `specserve alerts metrics` prints them"
             raise ValueError(f"unknown metric '{self.metric}'{hint}")
         if wrong := sorted(set(self.labels) - set(family.labels)):
             has = ", ".join(family.labels) or "no labels"
@@ -318,7 +317,9 @@ class Alerts(Section):
     @field_validator("acceptance_rate", mode="before")
     @classmethod
     def _hysteresis(cls, value: Any) -> Any:
-        return _follow(value, AcceptanceRate()) if isinstance(value, Mapping) else value
+        if isinstance(value, Mapping):
+            return _follow(value, AcceptanceRate())
+        return value
 
     @model_validator(mode="after")
     def _names(self) -> Self:

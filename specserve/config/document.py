@@ -113,8 +113,14 @@ def read_value(
     is_quoted = isinstance(node, yaml.ScalarNode) and node.style is not None
     if isinstance(node, yaml.ScalarNode) and node.tag in _TEXTS and not is_quoted:
         node.value = bare  # with what YAML takes for a comment
-    value = None if node is None else _Walk(doc, environ, place).value(node, path)
-    doc.written[path] = str(value) if is_quoted else expand(bare, environ)[0]
+    if node is None:
+        value = None
+    else:
+        value = _Walk(doc, environ, place).value(node, path)
+    if is_quoted:
+        doc.written[path] = str(value)
+    else:
+        doc.written[path] = expand(bare, environ)[0]
     return value, doc
 
 
@@ -151,11 +157,10 @@ def _compose(text: str, name: str) -> yaml.Node | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = " ".join(part for part in (error.context, error.problem) if part)
-        hint = (
-            "indent with spaces, not tabs"
-            if "\\t" in what
-            else "check indentation, colons and quotes near this line"
-        )
+        if "\\t" in what:
+            hint = "indent with spaces, not tabs"
+        else:
+            hint = "check indentation, colons and quotes near this line"
         raise ConfigError(
             f"not valid YAML: {what}", where=f"{name}:{mark.line + 1}" if mark else name, fix=hint
         ) from None

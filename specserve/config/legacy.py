@@ -144,11 +144,16 @@ def normal(key: str) -> str:
 def advice(path: KeyPath) -> str | None:
     """What to write instead of an unknown key, when it is a known old, foreign or misplaced spelling."""
     name = normal(str(path[-1]))
-    section = str(path[0]) if len(path) > 1 else ""
+    if len(path) > 1:
+        section = str(path[0])
+    else:
+        section = ""
     said = IN_SECTION.get((section, name)) or TODAY.get(name)
     if said is None and name in OWN_FLAGS:
         said = f"write '{OWN_FLAGS[name]}'"
-    return said.replace(_TARGET, _DRAFT) if said and dotted(path[:-1]) == _DRAFT else said
+    if said and dotted(path[:-1]) == _DRAFT:
+        return said.replace(_TARGET, _DRAFT)
+    return said
 
 
 def in_extra_args(extra_args: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -176,13 +176,12 @@ def _spelled(parts: Sequence[str]) -> list[str]:
 
 def _own_name(path: Sequence[str]) -> int:
     """How many parts of a path stand before a name of the user's that may hold any character."""
-    free = (
-        2
-        if list(path[:2]) == ["engine", "env"]
-        else 3
-        if path[0] == "models" and path[2:3] == ["sha256"]
-        else 99
-    )
+    if list(path[:2]) == ["engine", "env"]:
+        free = 2
+    elif path[0] == "models" and path[2:3] == ["sha256"]:
+        free = 3
+    else:
+        free = 99
     return min(free, len(path))
 
 
@@ -311,7 +310,9 @@ def _read_secret_files(
             )
             if secret is not None:
                 update[name[:-5]] = secret
-    return section.model_copy(update=update) if update else section
+    if update:
+        return section.model_copy(update=update)
+    return section
 
 
 def _secret(
@@ -324,7 +325,10 @@ def _secret(
     try:
         text = Path(file).read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        if isinstance(error, OSError):
+            reason = error.strerror
+        else:
+            reason = "it is not UTF-8 text"
         problems.append(Problem(f"'{key}' names {file}, which cannot be read: {reason}", where))
         return None
     if not text:
@@ -352,8 +356,12 @@ def _sources(cascade: _Cascade) -> dict[str, str]:
 def _inside(values: Any, key: str | int) -> Any:
     """What a mapping or a list holds at a key; None where it has none."""
     if isinstance(values, list):
-        return values[key] if isinstance(key, int) else None
-    return values.get(key) if isinstance(values, dict) else None
+        if isinstance(key, int):
+            return values[key]
+        return None
+    if isinstance(values, dict):
+        return values.get(key)
+    return None
 
 
 def _unique(problems: Sequence[Problem]) -> list[Problem]:

@@ -85,4 +85,6 @@ class Models(Section):
     @property
     def token(self) -> str | None:
         """The Hub token in clear."""
-        return self.hub_token.get_secret_value() if self.hub_token is not None else None
+        if self.hub_token is not None:
+            return self.hub_token.get_secret_value()
+        return None

@@ -75,7 +75,10 @@ def _server(settings: Settings) -> Iterator[Complaint]:
             "set server.api_key_file, or server.allow_unauthenticated: true where something in front authenticates",
         )
     if (server.tls.cert_file is None) != (server.tls.key_file is None):
-        missing = "key_file" if server.tls.key_file is None else "cert_file"
+        if server.tls.key_file is None:
+            missing = "key_file"
+        else:
+            missing = "cert_file"
         yield Complaint(
             ("server", "tls"), f"'server.tls.{missing}' is missing; TLS needs certificate and key"
         )
@@ -125,9 +128,9 @@ def _nodes(settings: Settings) -> Iterator[Complaint]:
 
 def _receivers(settings: Settings) -> Iterator[Complaint]:
     for i, receiver in enumerate(settings.alerts.notify):
-        url = (
-            receiver.url.get_secret_value() if isinstance(receiver.url, SecretStr) else receiver.url
-        )
+        url = receiver.url
+        if isinstance(url, SecretStr):
+            url = url.get_secret_value()
         if url is None:
             yield Complaint(("alerts", "notify", i), "a slack receiver has no URL; set 'url_file'")
         elif url and not _is_url(url):

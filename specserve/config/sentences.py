@@ -112,14 +112,16 @@ def _choice(
     choices = [c.strip() for c in expected.split(",")]
     given = error.get("input")
     is_tag = error["type"] == "union_tag_invalid"
-    value = given.get("type") if is_tag and isinstance(given, dict) else given
+    if is_tag and isinstance(given, dict):
+        value = given.get("type")
+    else:
+        value = given
     key = dotted((*path, "type") if is_tag else path)
     word = str(value).lower()
-    near = (
-        [_ALIASES[word]]
-        if _ALIASES.get(word) in choices
-        else difflib.get_close_matches(word, choices, 1, 0.6)
-    )
+    if _ALIASES.get(word) in choices:
+        near = [_ALIASES[word]]
+    else:
+        near = difflib.get_close_matches(word, choices, 1, 0.6)
     must = f"{'one of ' if len(choices) > 1 else ''}{', '.join(choices)}"
     return (
         f"'{key}' is {_shown(() if is_tag else path, value)}; must be {must}",
@@ -132,7 +134,9 @@ def _shown(path: KeyPath, value: Any) -> str:
     if value is None:
         return "empty"
     if isinstance(value, bool):
-        return "true" if value else "false"
+        if value:
+            return "true"
+        return "false"
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, list | tuple):
@@ -140,7 +144,9 @@ def _shown(path: KeyPath, value: Any) -> str:
     if isinstance(value, str) and any(_SECRETS.search(str(part)) for part in path):
         return "a text"
     text = repr(value.isoformat() if isinstance(value, date) else value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    if len(text) <= 60:
+        return text
+    return text[:57] + "..."
 
 
 def _example(path: KeyPath, kind: str, value: Any) -> str | None:

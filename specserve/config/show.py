@@ -48,15 +48,16 @@ def _walk(loaded: Loaded, section: BaseModel, prefix: str, out: list[Row]) -> No
                 _walk(loaded, item, f"{key}[{i}].", out)
         else:
             shown = _plain(value)
-            if name == "url" and isinstance(
-                section, WebhookReceiver
-            ):  # Teams and Discord have their secret in the path
+            # Teams and Discord have their secret in the path.
+            if name == "url" and isinstance(section, WebhookReceiver):
                 shown = re.sub(r"(//[^/?#]*)[/?#].+", r"\1/***", shown)
             out.append(Row(key, shown, _source(loaded, key)))
 
 
 def _plain(value: Any) -> Any:
-    return "***" if isinstance(value, SecretStr) else masked(value)
+    if isinstance(value, SecretStr):
+        return "***"
+    return masked(value)
 
 
 def _source(loaded: Loaded, key: str) -> str:

@@ -45,7 +45,10 @@ class Accounting:
     ) -> Accounting:
         """From a version string; anything that has no number counts as the newest known."""
         match = re.search(r"\d+\.\d+(?:\.\d+)?", version or "")
-        v = tuple(int(p) for p in match.group().split(".")) if match else NEWEST
+        if match:
+            v = tuple(int(p) for p in match.group().split("."))
+        else:
+            v = NEWEST
         first_engine_only = bool(_BEFORE_AMPERE.search(gpu_name)) or method == "draft_model"
         return cls(
             v, v0=v < ((0, 11) if first_engine_only else (0, 8)), async_scheduling=v >= (0, 14),

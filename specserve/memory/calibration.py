@@ -49,7 +49,10 @@ class Reconciliation:
         worst = max(self.comparisons, key=lambda c: abs(c.difference), default=None)
         if worst is None or abs(worst.difference) <= TOLERANCE:
             return None
-        digits = 0 if worst.name.endswith("tokens") else 2
+        if worst.name.endswith("tokens"):
+            digits = 0
+        else:
+            digits = 2
         planned, measured = (
             gib(value) if worst.name.endswith("_bytes") else f"{value:.{digits}f}"
             for value in (worst.planned, worst.measured)
@@ -131,4 +134,6 @@ def load(config: Path, *, key: str) -> Calibration | None:
     except (OSError, ValueError, TypeError):
         return None
     numbers = (found.weights_bytes, found.overhead_bytes, found.cuda_graph_bytes or 0)
-    return found if found.key == key and all(isinstance(n, int) for n in numbers) else None
+    if found.key == key and all(isinstance(n, int) for n in numbers):
+        return found
+    return None

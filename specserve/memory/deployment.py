@@ -89,7 +89,10 @@ class Shape:
         """Tokens that may be scheduled and not yet settled."""
         if not self.accounting.counts_in_flight:
             return self.max_num_batched_tokens
-        batches = self.pp if self.pp > 1 or not self.async_scheduling else 2
+        if self.pp > 1 or not self.async_scheduling:
+            batches = self.pp
+        else:
+            batches = 2
         if self.async_scheduling and self.second_runner and self.pp > 1:
             batches = self.pp + 1
         return batches * self.max_num_batched_tokens
@@ -126,7 +129,10 @@ def resolve(
     length = (
         engine.max_model_len or extra.number("max_model_len") or default_length(target, accounting)
     )
-    big = gpu_bytes if gpu_bytes is not None and "a100" not in gpu_name.lower() else 0
+    if gpu_bytes is not None and "a100" not in gpu_name.lower():
+        big = gpu_bytes
+    else:
+        big = 0
     seqs, tokens = _batch_defaults(backend, big, tp * pp, accounting, length)
     max_tokens = engine.max_num_batched_tokens or min(
         tokens, (engine.max_num_seqs or seqs) * length
@@ -176,11 +182,9 @@ class Extra:
     def number(self, name: str) -> int | None:
         """The value as a whole number; None when absent or something else."""
         value = self.values.get(name)
-        return (
-            int(value)
-            if isinstance(value, int | float | str) and re.fullmatch(r"\d+", str(value))
-            else None
-        )
+        if isinstance(value, int | float | str) and re.fullmatch(r"\d+", str(value)):
+            return int(value)
+        return None
 
     def flag(self, name: str) -> bool:
         """Whether a switch is on."""
@@ -194,14 +198,19 @@ class Extra:
         """
         if self.flag(f"no_{name}"):
             return False
-        return default if name not in self.values else self.flag(name)
+        if name not in self.values:
+            return default
+        return self.flag(name)
 
 
 def default_length(model: ModelFacts, accounting: Accounting) -> int:
     """The model's own longest sequence: the smallest of its length keys, times a rope factor where one applies."""
     config = model.text_config
     lengths = [v for k in _LENGTH_KEYS if isinstance(v := config.get(k), int) and v > 0]
-    length = min(lengths) if lengths else 2048
+    if lengths:
+        length = min(lengths)
+    else:
+        length = 2048
     limit = model.tokenizer_config.get("model_max_length")
     if isinstance(limit, int) and 0 < limit < length:
         length = limit
@@ -232,7 +241,9 @@ def effective_kv_dtype(setting: str, config: Mapping[str, Any]) -> str:
     scheme = quantization.get("kv_cache_scheme")
     if isinstance(scheme, Mapping) and scheme.get("num_bits") == 8:
         return "fp8"
-    return "fp8" if str(quantization.get("kv_cache_quant_algo", "")).upper() == "FP8" else setting
+    if str(quantization.get("kv_cache_quant_algo", "")).upper() == "FP8":
+        return "fp8"
+    return setting
 
 
 def _speculating(settings: Settings, max_num_seqs: int) -> int:
@@ -256,7 +267,9 @@ def _draft_tp(settings: Settings, accounting: Accounting) -> int:
 def weight_format(config: Mapping[str, Any]) -> str | None:
     """How the checkpoint says its weights are quantized."""
     quantization = config.get("quantization_config")
-    return str(quantization.get("quant_method")) if isinstance(quantization, Mapping) else None
+    if isinstance(quantization, Mapping):
+        return str(quantization.get("quant_method"))
+    return None
 
 
 def storage(config: Mapping[str, Any], shape: Shape) -> str:
@@ -265,11 +278,9 @@ def storage(config: Mapping[str, Any], shape: Shape) -> str:
 
 
 def _partition(text: str | None) -> tuple[int, ...] | None:
-    return (
-        tuple(int(n) for n in text.split(","))
-        if text and re.fullmatch(r"\d+(,\d+)*", text)
-        else None
-    )
+    if text and re.fullmatch(r"\d+(,\d+)*", text):
+        return tuple(int(n) for n in text.split(","))
+    return None
 
 
 def _batch_defaults(
@@ -282,7 +293,9 @@ def _batch_defaults(
         return 256, length if length <= 32768 else 512
     if big >= 160 * GIB and accounting.version >= (0, 18):
         return 1024, 16384
-    return (1024, 8192) if big >= 70 * GIB else (256, 2048)
+    if big >= 70 * GIB:
+        return (1024, 8192)
+    return (256, 2048)
 
 
 def _given_cache(settings: Settings, extra: Extra, backend: Backend) -> int | None:
@@ -305,5 +318,8 @@ def _bytes(text: str) -> int | None:
     if not match:
         return None
     unit = match.group(2)
-    base = 1024 if unit.isupper() else 1000
+    if unit.isupper():
+        base = 1024
+    else:
+        base = 1000
     return int(float(match.group(1)) * base ** (" kmgt".index(unit.lower()) if unit else 0))

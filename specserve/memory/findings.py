@@ -62,7 +62,10 @@ def _error(plan: Plan, gpu: GpuPlan) -> list[Finding]:
 
 
 def _headline(plan: Plan, gpu: GpuPlan) -> str:
-    who = "target and draft do" if plan.shape.drafts_with_a_model else "the target does"
+    if plan.shape.drafts_with_a_model:
+        who = "target and draft do"
+    else:
+        who = "the target does"
     if plan.backend == "cpu":
         need = gpu.fixed_bytes + max(gpu.kv_cache_bytes or 0, plan.request_bytes)
         return f"{who} not fit in memory: need {gib(need)}, free {gib(gpu.total_bytes or 0)}"
@@ -77,7 +80,10 @@ def share(plan: Plan, gpu: GpuPlan) -> str:
 
 def rows(plan: Plan, gpu: GpuPlan) -> tuple[tuple[str, ...], ...]:
     """The terms of one GPU as aligned columns."""
-    show = gib if plan.backend == "gpu" else size
+    if plan.backend == "gpu":
+        show = gib
+    else:
+        show = size
     lines = [("target weights", show(gpu.target_weights_bytes), plan.target_format)]
     if plan.shape.drafts_with_a_model:
         draft = ", ".join(d for d in (plan.method, plan.draft_format) if d)
@@ -95,9 +101,10 @@ def _overhead(plan: Plan, gpu: GpuPlan) -> str:
     if plan.confidence == "measured":
         return "measured"
     graphs = f"graphs {gpu.cuda_graph_bytes / GIB:.1f}"
-    inside, outside = (
-        (f"{graphs}, ", "") if gpu.graphs_in_budget else ("", f"; {graphs} outside the budget")
-    )
+    if gpu.graphs_in_budget:
+        inside, outside = (f"{graphs}, ", "")
+    else:
+        inside, outside = ("", f"; {graphs} outside the budget")
     activation, other = gpu.activation_bytes / GIB, gpu.non_torch_bytes / GIB
     return f"estimated (activation {activation:.1f}, {inside}non-torch {other:.1f}{outside})"
 
@@ -126,8 +133,14 @@ def _fix(plan: Plan, gpu: GpuPlan) -> str:
 def _occupancy(gpu: GpuPlan) -> str:
     held = [f"pid {p.pid} {p.name or '(unknown)'}" + (f" {gib(p.used_bytes)}" if p.used_bytes else "")
             for p in gpu.processes[:_LISTED]]  # fmt: skip
-    more = [f"{len(gpu.processes) - _LISTED} more"] if len(gpu.processes) > _LISTED else []
-    names = f" ({', '.join([*held, *more])})" if held else ""
+    if len(gpu.processes) > _LISTED:
+        more = [f"{len(gpu.processes) - _LISTED} more"]
+    else:
+        more = []
+    if held:
+        names = f" ({', '.join([*held, *more])})"
+    else:
+        names = ""
     return f"{gib(gpu.other_bytes)} of GPU {gpu.index} are in use by other processes{names}"
 
 

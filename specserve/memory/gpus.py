@@ -62,9 +62,8 @@ def lookup(name: str | None) -> Capacity | None:
     (79.19, None)
     """
     text = re.sub(r"nvidia|geforce|[_-]", " ", (name or "").lower())
-    if re.search(
-        r"\b(laptop|mig|grid)\b", text
-    ):  # less memory than the board of that name: a mobile one, or a part
+    # Less memory than the board of that name: a mobile one, or a part.
+    if re.search(r"\b(laptop|mig|grid)\b", text):
         return None
     return next((c for c in CAPACITIES if re.search(c.pattern, text)), None)
 
@@ -80,5 +79,7 @@ def cuda_bytes(name: str | None, memory_gib: float | None) -> int | None:
     """
     known = lookup(name)
     if known is None or (memory_gib or 0) > known.cuda_gib * 1.1:
-        return None if memory_gib is None else int(memory_gib * GIB)
+        if memory_gib is None:
+            return None
+        return int(memory_gib * GIB)
     return int(min(memory_gib or known.cuda_gib, known.cuda_gib) * GIB)

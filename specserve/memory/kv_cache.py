@@ -33,9 +33,8 @@ class CacheGroup:
                 return _up(_up(length, shape.dcp), self.block_tokens)
             case "sliding":
                 held = min((self.layer.window or length) - 1 + shape.in_flight_tokens, length)
-                return (
-                    _up(held, self.block_tokens) + 1
-                )  # a window need not start where a block does
+                # A window need not start where a block does.
+                return _up(held, self.block_tokens) + 1
             case "chunked":
                 return _up(
                     min((self.layer.window or length) + shape.in_flight_tokens, length),
@@ -65,12 +64,16 @@ class CachePlan:
 
     def blocks(self, pool_bytes: int) -> int:
         """Whole blocks of a pool."""
-        return max(0, pool_bytes) // self.block_bytes if self.block_bytes else 0
+        if self.block_bytes:
+            return max(0, pool_bytes) // self.block_bytes
+        return 0
 
     def requests(self, blocks: int, length: int) -> float:
         """Requests of ``length`` tokens that the pool holds at once: vLLM's "maximum concurrency"."""
         needed = self.request_blocks(length)
-        return blocks / needed if needed else 0.0
+        if needed:
+            return blocks / needed
+        return 0.0
 
     def tokens(self, blocks: int, length: int) -> int:
         """KV tokens as this version of vLLM logs them."""
@@ -109,7 +112,10 @@ def arrange(layers: Sequence[CacheLayer], shape: Shape) -> CachePlan:
             for la in layers
         ]
     attention = [layer for layer in layers if layer.kind != "state"]
-    usual = 128 if shape.backend == "cpu" and not any(layer.mla for layer in attention) else 16
+    if shape.backend == "cpu" and not any(layer.mla for layer in attention):
+        usual = 128
+    else:
+        usual = 16
     block, kinds = shape.block_tokens or usual, {(layer.kind, layer.window) for layer in layers}
     if not layers:
         return CachePlan((), 0, shape)
@@ -133,14 +139,16 @@ def _mixed(
     page = max([a.token_bytes * block for a in attention] + [s.state_bytes for s in states])
     buckets: dict[tuple[str, int | None, int], list[CacheLayer]] = {}
     for layer in layers:
-        own = (
-            page // layer.token_bytes
-            if layer.token_bytes and page % layer.token_bytes == 0
-            else block
-        )
+        if layer.token_bytes and page % layer.token_bytes == 0:
+            own = page // layer.token_bytes
+        else:
+            own = block
         buckets.setdefault((layer.kind, layer.window, own), []).append(layer)
     counts = [len(b) for b in buckets.values()]
-    width = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
+    if max(counts) < 1.5 * min(counts):
+        width = max(counts)
+    else:
+        width = min(counts)
     groups = [
         CacheGroup(bucket[0], width, own, width * page)
         for (_, _, own), bucket in buckets.items()

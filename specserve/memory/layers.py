@@ -73,11 +73,8 @@ def _layers(config: Config, shape: Shape) -> CacheModel:
     assumed: list[str] = []
     kinds = layer_kinds(config, count)
     shared = config.get("num_kv_shared_layers") or 0
-    kinds = (
-        kinds[: len(kinds) - shared]
-        if isinstance(shared, int) and 0 < shared < len(kinds)
-        else kinds
-    )
+    if isinstance(shared, int) and 0 < shared < len(kinds):
+        kinds = kinds[: len(kinds) - shared]
     layers = [layer for kind in kinds for layer in _one_layer(kind, config, shape, assumed)]
     if (
         config.get("use_cla")
@@ -135,13 +132,15 @@ def _packed(key_dim: int, value_dim: int, kv_dtype: str, model_bytes: int) -> in
         return values + 8
     if kv_dtype.startswith("nvfp4"):
         return values // 2 + values // 16  # one fp8 scale for 16 values
-    if kv_dtype.startswith(
-        "turboquant_"
-    ):  # packed key, its norm, packed value, scale and zero; rounded up to even
+    # Packed key, its norm, packed value, scale and zero; rounded up to even.
+    if kv_dtype.startswith("turboquant_"):
         key_bits, value_bits = {"k8v4": (8, 4), "4bit": (4, 4), "k3v4": (3, 4)}.get(
             kv_dtype.split("_")[1], (3, 3)
         )
-        key = key_dim if key_bits == 8 else -(-key_dim * key_bits // 8) + 2
+        if key_bits == 8:
+            key = key_dim
+        else:
+            key = -(-key_dim * key_bits // 8) + 2
         return -(-(key - (-key_dim * value_bits // 8) + 4) // 2) * 2
     return values * cache_bytes(kv_dtype, model_bytes)
 
@@ -188,7 +187,8 @@ def head_geometry(config: Config, kind: str = "full") -> tuple[int, int, int]:
     attention = config.get("attn_config")
     if kv is None and isinstance(attention, Mapping):
         kv = first_int(attention, "kv_n_heads")
-    kv = heads if kv is None else kv
+    if kv is None:
+        kv = heads
     if kind == "full" and (wide := first_int(config, "global_head_dim")):  # Gemma 4
         return first_int(config, "num_global_key_value_heads") or kv, wide, wide
     if kind == "sliding" and (swa := first_int(config, "swa_num_key_value_heads")):  # MiMo-V2
@@ -218,9 +218,8 @@ def layer_kinds(config: Config, count: int) -> list[str]:
 
 def _hybrid_kinds(config: Config, count: int) -> list[str] | None:
     """Layers of a model with recurrent states, by the fields of each family; None for a model without."""
-    if isinstance(
-        pattern := config.get("hybrid_override_pattern"), str
-    ):  # Nemotron-H: M mamba, * attention, - MLP
+    # Nemotron-H: M mamba, * attention, - MLP.
+    if isinstance(pattern := config.get("hybrid_override_pattern"), str):
         return [{"M": "state", "*": "full"}.get(c, "none") for c in pattern]
     full: list[bool] | None = None
     if (
@@ -239,11 +238,16 @@ def _hybrid_kinds(config: Config, count: int) -> list[str] | None:
         full = [i + 1 in listed if isinstance(listed, list) else False for i in range(count)]
     elif config.get("model_type") == "falcon_h1":
         return ["state+full"] * count
-    return None if full is None else ["full" if f else "state" for f in full]
+    if full is None:
+        return None
+    return ["full" if f else "state" for f in full]
 
 
 def _no_attention(block: Any) -> bool:
-    attention = block.get("attention") if isinstance(block, Mapping) else None
+    if isinstance(block, Mapping):
+        attention = block.get("attention")
+    else:
+        attention = None
     return isinstance(attention, Mapping) and bool(
         attention.get("no_op") or attention.get("replace_with_linear")
     )

@@ -93,16 +93,23 @@ def activation(
         inner = first_int(config, "intermediate_size") or 4 * hidden
         forward = tokens * 3 * (inner // shape.tp + hidden) * width
         return max(forward, shape.max_num_seqs * vocabulary(config) * 4 * 3)
-    received = (
-        0 if first else 2 * tokens * hidden * width
-    )  # hidden states and residual of the stage before
-    sampler = tokens * hidden * width + sampler_bytes(config, shape, constants) if last else 0
+    # hidden states and residual of the stage before
+    if first:
+        received = 0
+    else:
+        received = 2 * tokens * hidden * width
+    if last:
+        sampler = tokens * hidden * width + sampler_bytes(config, shape, constants)
+    else:
+        sampler = 0
     outputs = encoder = 0
     if tower is not None and first:
-        dynamic = bool(
-            tower.get("spatial_merge_size") or tower.get("out_hidden_size")
-        )  # images of any size
-        items = max(tokens, MAX_ITEM_TOKENS) if dynamic else tokens
+        # Images of any size.
+        dynamic = bool(tower.get("spatial_merge_size") or tower.get("out_hidden_size"))
+        if dynamic:
+            items = max(tokens, MAX_ITEM_TOKENS)
+        else:
+            items = tokens
         outputs, encoder = (
             2 * items * hidden * width,
             encoder_bytes(tower, shape, items) if dynamic else 0,
@@ -144,7 +151,10 @@ def unprofiled_logits(config: Config, shape: Shape) -> int:
     full = min(
         shape.speculating_seqs * (1 + shape.num_speculative_tokens), shape.max_num_batched_tokens
     )
-    copies = 2 if shape.keeps_draft_probabilities else 1
+    if shape.keeps_draft_probabilities:
+        copies = 2
+    else:
+        copies = 1
     return max(0, full - logit_rows(shape)) * copies * vocabulary(config) * 4
 
 
@@ -170,12 +180,18 @@ def outside_budget(
     known = lookup(gpu_name)
     own = _LEAST_OUTSIDE + late_collectives(shape, gpu_name)
     if known is not None and known.nvlink and shape.accounting.version >= (0, 17):
-        experts = 0.48 if expert_count(config) else 0
+        if expert_count(config):
+            experts = 0.48
+        else:
+            experts = 0
         own = int(GIB * (1.53 + experts if shape.tp > 1 else 1.45 if shape.pp > 1 else 0.51))
     if not last or shape.accounting.wide_sampler or shape.second_runner:
         return own
     logits = logit_rows(shape) * vocabulary(config) * 4
-    pinned = constants.pinned if shape.tp == 1 else constants.pinned_tp
+    if shape.tp == 1:
+        pinned = constants.pinned
+    else:
+        pinned = constants.pinned_tp
     return own + max(0, int(logits * (3.5 + pinned) + 0.27 * GIB) - activation)
 
 
@@ -224,7 +240,10 @@ def graph_sizes(config: Config, shape: Shape) -> tuple[int, int]:
     (51, 51)
     """
     step = shape.max_num_seqs * (1 + shape.num_speculative_tokens)
-    most = 1024 if config.get("model_type") == "gpt_oss" else 512
+    if config.get("model_type") == "gpt_oss":
+        most = 1024
+    else:
+        most = 512
     largest = min(most, 2 * step, shape.max_num_batched_tokens)
     sizes = [n for n in (1, 2, 4, *range(8, 256, 8), *range(256, 1025, 16)) if n <= largest]
     return len(sizes), sum(1 for n in sizes if n <= step)
@@ -239,7 +258,12 @@ def cuda_graphs(config: Config, shape: Shape, layers: int, *, tower: bool) -> in
         return int(0.05 * GIB + sizes * 1.1 * MIB)
     per_layer = 16.0
     if expert_count(config):
-        per_layer = 48 if is_mla(config) else 36 if shape.weight_format == "mxfp4" else 26
+        if is_mla(config):
+            per_layer = 48
+        elif shape.weight_format == "mxfp4":
+            per_layer = 36
+        else:
+            per_layer = 26
     elif shape.weight_format is not None:
         per_layer += 3.5
     hidden = _hidden(config) / 4096 / shape.tp * (0.19 if tower else 0.38)
@@ -249,7 +273,10 @@ def cuda_graphs(config: Config, shape: Shape, layers: int, *, tower: bool) -> in
 def non_torch(shape: Shape, gpu_name: str | None) -> int:
     """CUDA context growth, NCCL, and on NVLink machines the buffers of vLLM's own all-reduce."""
     version = shape.accounting.version
-    alone = 0.25 if version >= (0, 18) else 0.13
+    if version >= (0, 18):
+        alone = 0.25
+    else:
+        alone = 0.13
     if shape.tp == 1:
         return int((alone if shape.pp == 1 else 0.07) * GIB)
     known = lookup(gpu_name)

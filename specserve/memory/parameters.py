@@ -44,10 +44,16 @@ def of_config(whole: Mapping[str, Any], config: Config) -> dict[str, TensorFacts
         )
     entries += _tower(whole, hidden)
     found = whole.get("quantization_config")
-    quantized = found if isinstance(found, Mapping) else {}
+    if isinstance(found, Mapping):
+        quantized = found
+    else:
+        quantized = {}
     stored = {name: facts for entry in entries for name, facts in _stored(*entry, quantized)}
     mtp = list(_mtp(config, hidden, layers))
-    reached = quantized if _reaches_mtp(quantized, layers) else {}
+    if _reaches_mtp(quantized, layers):
+        reached = quantized
+    else:
+        reached = {}
     return stored | {name: facts for entry in mtp for name, facts in _stored(*entry, reached)}
 
 
@@ -57,7 +63,10 @@ def _mtp(config: Config, hidden: int, layers: int) -> Iterator[Entry]:
     for index in range(
         min(first_int(config, "mtp_num_hidden_layers", "num_nextn_predict_layers") or 0, 64)
     ):
-        prefix = f"model.layers.{layers + index}." if behind else f"mtp.layers.{index}."
+        if behind:
+            prefix = f"model.layers.{layers + index}."
+        else:
+            prefix = f"mtp.layers.{index}."
         yield (
             f"{prefix}eh_proj.weight" if behind else f"mtp.fc.{index}.weight",
             (hidden, 2 * hidden),
@@ -111,7 +120,10 @@ def _tower(whole: Mapping[str, Any], hidden: int) -> Iterator[Entry]:
     if not width or not depth or depth > MAX_LAYERS:
         return
     inner = first_int(vision, "intermediate_size") or 4 * width
-    gates = 2 if vision.get("model_type") == "pixtral" else 1
+    if vision.get("model_type") == "pixtral":
+        gates = 2
+    else:
+        gates = 1
     for index in range(depth):
         yield f"vision_tower.layers.{index}.self_attn.qkv.weight", (3 * width, width)
         yield f"vision_tower.layers.{index}.self_attn.o_proj.weight", (width, width)
@@ -124,7 +136,10 @@ def _tower(whole: Mapping[str, Any], hidden: int) -> Iterator[Entry]:
 def _attention(config: Config, hidden: int, kind: str) -> Iterator[Entry]:
     kv, dim, value_dim = head_geometry(config, kind)
     heads = first_int(config, "num_attention_heads", "n_head") or 1
-    gate = 2 if config.get("attn_output_gate") or "linear_num_value_heads" in config else 1
+    if config.get("attn_output_gate") or "linear_num_value_heads" in config:
+        gate = 2
+    else:
+        gate = 1
     bias = bool(config.get("attention_bias")) or str(config.get("model_type")).startswith("qwen2")
     for name, n in (
         ("q_proj", heads * dim * gate),
@@ -220,9 +235,16 @@ def _stored(
     ):  # fmt: skip
         yield name, TensorFacts("BF16", shape, elements * 2, "")
         return
-    packed, scale, stem = ("_blocks", "_scales", name) if mxfp4 else (
-        ".weight_packed", ".weight_scale", name.removesuffix(".weight"))  # fmt: skip
-    scale_bytes = elements // 32 if mxfp4 else elements * 2 // group if group else 4 * shape[-2]
+    if mxfp4:
+        packed, scale, stem = ("_blocks", "_scales", name)
+    else:
+        packed, scale, stem = (".weight_packed", ".weight_scale", name.removesuffix(".weight"))
+    if mxfp4:
+        scale_bytes = elements // 32
+    elif group:
+        scale_bytes = elements * 2 // group
+    else:
+        scale_bytes = 4 * shape[-2]
     yield stem + packed, TensorFacts("U8", shape, elements * bits // 8, "")
     yield stem + scale, TensorFacts("U8" if mxfp4 else "BF16", shape, scale_bytes, "")
 
@@ -238,11 +260,10 @@ def _ignored(name: str, quantized: Mapping[str, Any]) -> bool:
     module = name.removesuffix(".weight")
     for text in _exceptions(quantized):
         with contextlib.suppress(re.error):
-            patterns = (
-                [text[3:]]
-                if text.startswith("re:")
-                else map(fnmatch.translate, (text, f"{text}.*"))
-            )
+            if text.startswith("re:"):
+                patterns = [text[3:]]
+            else:
+                patterns = [fnmatch.translate(text), fnmatch.translate(f"{text}.*")]
             if any(re.match(pattern, module) for pattern in patterns):
                 return True
     return False
@@ -260,9 +281,18 @@ def _bits(quantized: Mapping[str, Any]) -> tuple[int | None, int]:
         return None, 0
     named = str(quantized.get("quant_method", "")) + str(quantized.get("quant_algo", "")).lower()
     groups = quantized.get("config_groups")
-    first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
-    weights = first.get("weights") if isinstance(first, Mapping) else None
-    source = weights if isinstance(weights, Mapping) else quantized
+    if isinstance(groups, Mapping):
+        first = next(iter(groups.values()), None)
+    else:
+        first = None
+    if isinstance(first, Mapping):
+        weights = first.get("weights")
+    else:
+        weights = None
+    if isinstance(weights, Mapping):
+        source = weights
+    else:
+        source = quantized
     bits = first_int(source, "num_bits", "bits", "w_bit")
     if bits is not None:
         group = first_int(source, "group_size") or 0

@@ -112,7 +112,10 @@ def place(name: str, shape: tuple[int, ...], split: Split) -> Place:
             part, None, name, Fraction(1) if part == "other" else _vocabulary_share(shape, split.tp)
         )
     layer = int(found.group(1))
-    part = "mtp" if is_mtp or (split.layers and layer >= split.layers) else "layer"
+    if is_mtp or (split.layers and layer >= split.layers):
+        part = "mtp"
+    else:
+        part = "layer"
     parameter, share, linear, expert = _in_layer(name[found.end() :], shape, split)
     return Place(part, layer, f"layers.{layer}.{parameter}", share, linear, expert)
 
@@ -122,16 +125,20 @@ def _in_layer(rest: str, shape: tuple[int, ...], split: Split) -> tuple[str, Fra
     """Parameter, share, linear, expert of a tensor inside a layer; the same in every layer, hence the cache."""
     attribute = rest.rsplit(".", 1)[-1]
     if expert := _EXPERT.search("." + rest):
-        share = (
-            Fraction(-(-split.experts // split.ep), split.experts)
-            if split.ep > 1
-            else Fraction(1, split.tp)
-        )
-        stacked = "w2" if expert.group(2).startswith(("down", "w2")) else "w13"
+        if split.ep > 1:
+            share = Fraction(-(-split.experts // split.ep), split.experts)
+        else:
+            share = Fraction(1, split.tp)
+        if expert.group(2).startswith(("down", "w2")):
+            stacked = "w2"
+        else:
+            stacked = "w13"
         match = re.fullmatch(r"(?:gate_up_proj|down_proj|gate_proj|up_proj)_?(\w*)", attribute)
-        own = (
-            (match.group(1) or "weight") if match else attribute
-        )  # a stacked tensor is its own parameter
+        # a stacked tensor is its own parameter
+        if match:
+            own = match.group(1) or "weight"
+        else:
+            own = attribute
         return f"experts.{stacked}.{own}", share, True, True
     module, leaf = _module(rest)
     linear = len(shape) == 2 and not re.search(r"norm|router|(^|\.)gate$|conv", module + leaf)
@@ -145,9 +152,14 @@ def _vocabulary_share(shape: tuple[int, ...], tp: int) -> Fraction:
     >>> str(_vocabulary_share((49155, 4096), 1))
     '49216/49155'
     """
-    rows = shape[0] if shape else 0
+    if shape:
+        rows = shape[0]
+    else:
+        rows = 0
     padded = -(-rows // 64) * 64
-    return Fraction(-(-padded // tp), rows) if rows else Fraction(1)
+    if rows:
+        return Fraction(-(-padded // tp), rows)
+    return Fraction(1)
 
 
 def _share(name: str, shape: tuple[int, ...], split: Split) -> Fraction:
@@ -161,7 +173,9 @@ def _share(name: str, shape: tuple[int, ...], split: Split) -> Fraction:
     if leaf in {"k_proj", "v_proj"} and split.kv_heads:
         return Fraction(max(1, split.kv_heads // split.tp), split.kv_heads)
     row = leaf in _ROW and attribute != "bias" and len(shape) > 1
-    return Fraction(1, split.tp) if row or leaf in _COLUMN or attribute in _COLUMN else Fraction(1)
+    if row or leaf in _COLUMN or attribute in _COLUMN:
+        return Fraction(1, split.tp)
+    return Fraction(1)
 
 
 def _module(rest: str) -> tuple[str, str]:

@@ -123,7 +123,10 @@ def _parts(target: ModelFacts, draft: ModelFacts | None, shape: shapes.Shape) ->
         if not weight:
             assumed.append("draft weights: the target shows no MTP module, counted as 0")
     vision = target.config.get("vision_config")
-    tower = vision if isinstance(vision, Mapping) and not shape.language_model_only else None
+    if isinstance(vision, Mapping) and not shape.language_model_only:
+        tower = vision
+    else:
+        tower = None
     return _Parts(config, main.stage_bytes, weight, (main.source, source), model.layers, proposer.layers, tower,
                   tuple(assumed), not cache_notes)  # fmt: skip
 
@@ -139,7 +142,10 @@ def _stages(
             parts.config, shape, constants, gpu_name=gpu_name, first=i == 0, last=i == end, layers=count,
             tower=parts.tower,
         )  # fmt: skip
-        draft = parts.draft if i == end else 0
+        if i == end:
+            draft = parts.draft
+        else:
+            draft = 0
         built.append(Stage(parts.target[i], draft, extra, kv_cache.arrange(layers, shape)))
     return built
 
@@ -172,23 +178,35 @@ def _gpus(
     model, hardware = settings.models.target_model, settings.hardware
     need = model.tensor_parallel_size * model.pipeline_parallel_size
     if backend == "cpu":
-        share = None if free_ram is None else free_ram // need
+        if free_ram is None:
+            share = None
+        else:
+            share = free_ram // need
         return [_Gpu(i, share, 0, None) for i in range(need)], need
     if hardware.gpu_name or hardware.gpu_memory_gib:
         total = cuda_bytes(hardware.gpu_name, hardware.gpu_memory_gib)
         found = [_Gpu(i, total, 0, hardware.gpu_name) for i in range(hardware.gpu_count or need)]
-        known = None if total is None else len(found)
+        if total is None:
+            known = None
+        else:
+            known = len(found)
     else:
         seen = list(devices or ())[: hardware.gpu_count]
         found = [
             _Gpu(d.index, d.total_bytes - d.reserved_bytes, d.used_bytes, d.name, d.processes)
             for d in seen
         ]
-        known = len(found) if devices is not None else None
+        if devices is not None:
+            known = len(found)
+        else:
+            known = None
     nodes = settings.engine.node_count
     if nodes > 1:  # the others are taken to be like this one
         found = [_Gpu(n, g.total, g.used, g.name) for n, g in enumerate(found * nodes)]
-        known = None if known is None else known * nodes
+        if known is None:
+            known = None
+        else:
+            known = known * nodes
     missing = [_Gpu(i, None, 0, None) for i in range(len(found), need)]
     return [*found, *missing][:need], known
 
@@ -218,9 +236,9 @@ def _gpu_plan(
         )  # fmt: skip
     if shape.kv_cache_bytes is not None:
         return replace(made, kv_cache_bytes=shape.kv_cache_bytes)
-    return (
-        made if budget is None else replace(made, kv_cache_bytes=max(0, budget - made.fixed_bytes))
-    )
+    if budget is None:
+        return made
+    return replace(made, kv_cache_bytes=max(0, budget - made.fixed_bytes))
 
 
 def _capacity(gpus: Sequence[GpuPlan], built: Sequence[Stage], length: int) -> Capacity:
@@ -258,7 +276,10 @@ def _divides(config: Config, tp: int) -> bool:
 
 
 def _possible_tp(config: Config, shape: shapes.Shape, found: int | None) -> int | None:
-    most = shape.tp - 1 if found is None else min(shape.tp - 1, found // shape.pp)
+    if found is None:
+        most = shape.tp - 1
+    else:
+        most = min(shape.tp - 1, found // shape.pp)
     legal = (
         n
         for n in range(most, 0, -1)
@@ -276,17 +297,23 @@ def _gpu_refusal(gpu: GpuPlan, stage: Stage, shape: shapes.Shape, *, known: bool
     if cache.groups and known:
         holds_one = cache.request_blocks(shape.max_model_len) <= cache.blocks(pool) - 1
     if shape.backend == "cpu":
-        return None if holds_one and gpu.fixed_bytes + pool <= gpu.total_bytes else "memory"
+        if holds_one and gpu.fixed_bytes + pool <= gpu.total_bytes:
+            return None
+        return "memory"
     outside = gpu.total_bytes - gpu.budget_bytes - gpu.other_bytes
     if gpu.total_bytes - gpu.other_bytes < gpu.total_bytes * shape.utilization:
         return "other-processes"
     if not holds_one or (shape.accounting.v0 and _first_engine_draft(pool, cache) > outside):
         return "memory"
-    return "headroom" if outside < stage.overhead.least_outside else None
+    if outside < stage.overhead.least_outside:
+        return "headroom"
+    return None
 
 
 def _first_engine_draft(pool: int, cache: kv_cache.CachePlan) -> int:
     """The first engine gave the whole pool to the target; the draft's layers came on top, outside the budget."""
     draft = sum(layer.token_bytes for layer in cache.layers if layer.draft)
     target = sum(layer.token_bytes for layer in cache.layers if not layer.draft)
-    return pool * draft // target if draft and target else 0
+    if draft and target:
+        return pool * draft // target
+    return 0

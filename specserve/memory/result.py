@@ -67,7 +67,10 @@ class GpuPlan:
     @property
     def fixed_bytes(self) -> int:
         """What comes out of the budget before the KV cache."""
-        graphs = self.cuda_graph_bytes if self.graphs_in_budget else 0
+        if self.graphs_in_budget:
+            graphs = self.cuda_graph_bytes
+        else:
+            graphs = 0
         return self.weights_bytes + self.activation_bytes + self.non_torch_bytes + graphs
 
     @property
@@ -138,7 +141,9 @@ class Plan:
     @property
     def fits(self) -> bool | None:
         """Whether the engine would start and hold one request; None when there is no GPU to plan for."""
-        return self.refusal is None if self.refusal or self.gpus_found is not None else None
+        if self.refusal or self.gpus_found is not None:
+            return self.refusal is None
+        return None
 
     @property
     def max_model_len(self) -> int:
@@ -153,7 +158,9 @@ class Plan:
     @property
     def proposer(self) -> str | None:
         """What proposes, in words: the draft, or a method that has no weights; None without speculation."""
-        return "the draft" if self.shape.drafts_with_a_model else self.method
+        if self.shape.drafts_with_a_model:
+            return "the draft"
+        return self.method
 
     @property
     def tightest(self) -> GpuPlan:

@@ -33,9 +33,11 @@ def state_bytes(config: Config, shape: Shape) -> int | None:
         return None
     conv = DTYPE_BYTES.get(shape.state_dtypes[0], shape.dtype_bytes)
     stated = str(config.get("mamba_ssm_dtype") or config.get("mamba_ssm_cache_dtype"))
-    own = (
-        4 if shape.backend == "cpu" else layout.matrix_bytes or conv
-    )  # CPU kernels keep float32 matrices
+    # CPU kernels keep float32 matrices
+    if shape.backend == "cpu":
+        own = 4
+    else:
+        own = layout.matrix_bytes or conv
     value = DTYPE_BYTES.get(shape.state_dtypes[1]) or DTYPE_BYTES.get(stated) or own
     window = layout.taps - 1 + (shape.num_speculative_tokens if layout.keeps_drafts else 0)
     return layout.width * window * conv + layout.matrix * value

@@ -40,11 +40,10 @@ def of_stage(
         )
     elif shape.backend == "gpu":
         peak = f"max(forward of {shape.max_num_batched_tokens} tokens, sampler of {rows} rows) + kept buffers"
-        graphs = (
-            "fixed + 1.1 MiB a size"
-            if shape.accounting.subtracts_graphs
-            else "captured sizes x (hidden + layers)"
-        )
+        if shape.accounting.subtracts_graphs:
+            graphs = "fixed + 1.1 MiB a size"
+        else:
+            graphs = "captured sizes x (hidden + layers)"
         drafted = f"{shape.speculating_seqs} sequences x {1 + shape.num_speculative_tokens}"
         late = f"(min({drafted}, {shape.max_num_batched_tokens} tokens) - {rows} profiled rows) x vocabulary x 4"
         terms += [

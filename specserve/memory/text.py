@@ -20,17 +20,14 @@ def conclusion(plan: Plan) -> str:
         return "no GPU found and none described; set hardware.gpu_name to see whether it fits"
     if not plan.fits:
         return "does not fit"
-    length = (
-        f"{plan.max_model_len // 1024}k"
-        if plan.max_model_len % 1024 == 0
-        else str(plan.max_model_len)
-    )
+    if plan.max_model_len % 1024 == 0:
+        length = f"{plan.max_model_len // 1024}k"
+    else:
+        length = str(plan.max_model_len)
     here = f"fits; {plan.capacity.requests:.1f} requests of {length} tokens"
-    return (
-        f"{here} with {plan.proposer}, {plan.without_draft.requests:.1f} without"
-        if plan.proposer
-        else here
-    )
+    if plan.proposer:
+        return f"{here} with {plan.proposer}, {plan.without_draft.requests:.1f} without"
+    return here
 
 
 def render(plan: Plan) -> str:
@@ -57,7 +54,9 @@ def _title(plan: Plan) -> str:
         f", the tightest of {len(plan.gpus)}" if len(plan.gpus) > 1 else ""
     )
     title += f": {plan.gpu_name}" if plan.gpu_name else ""
-    return title if gpu.budget_bytes is None else f"{title}, {share(plan, gpu)}"
+    if gpu.budget_bytes is None:
+        return title
+    return f"{title}, {share(plan, gpu)}"
 
 
 def _aligned(table: Sequence[tuple[str, ...]]) -> list[str]:

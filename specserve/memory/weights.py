@@ -50,7 +50,8 @@ def of_model(
 ) -> Weights:
     """Weights of one model under a deployment. ``tp`` is given for a draft, which is never cut into stages."""
     config, pp, total = facts.text_config, 1 if tp is not None else shape.pp, facts.total_size_bytes
-    tp = shape.tp if tp is None else tp
+    if tp is None:
+        tp = shape.tp
     split = Split.of(
         config, tp=tp, ep=shape.ep, replicate_tower=shape.extra.get("mm_encoder_tp_mode") == "data"
     )
@@ -119,7 +120,9 @@ def _stages_of(where: Place, counts: list[int], tied: bool) -> set[int]:
     last = len(counts) - 1
     match where.part:
         case "embedding":
-            return {0, last} if tied else {0}
+            if tied:
+                return {0, last}
+            return {0}
         case "head" | "other":
             return {last}
         case "tower":
@@ -180,11 +183,10 @@ def rope_table_bytes(config: Config, shape: Shape) -> int:
     if isinstance(partial, float) and not is_mla(config):
         dim = int(dim * partial)
     rope = config.get("rope_scaling") or config.get("rope_parameters")
-    factor = (
-        rope.get("factor")
-        if isinstance(rope, Mapping) and rope.get("rope_type", rope.get("type")) == "linear"
-        else 1
-    )
+    if isinstance(rope, Mapping) and rope.get("rope_type", rope.get("type")) == "linear":
+        factor = rope.get("factor")
+    else:
+        factor = 1
     return int(positions * float(factor or 1)) * dim * shape.dtype_bytes
 
 

@@ -190,5 +190,8 @@ def exit_cause(status: int) -> str:
     if status >= 0:
         return f"exited with status {status}"
     name = signal.Signals(-status).name
-    hint = " (out of memory, or somebody ended it)" if -status == signal.SIGKILL else ""
+    if -status == signal.SIGKILL:
+        hint = " (out of memory, or somebody ended it)"
+    else:
+        hint = ""
     return f"was killed by {name}{hint}"

@@ -133,7 +133,9 @@ def started_at(pid: int) -> float | None:
     """When a process started; None when there is none, or only its zombie."""
     try:
         process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return None
+        return process.create_time()
     except psutil.NoSuchProcess:
         return None
 
@@ -192,7 +194,10 @@ def require_clean(folder: Path, ports: Mapping[str, tuple[str, int]], *, reap: b
 
 def port_problem(folder: Path, key: str, host: str, port: int) -> Problem | None:
     """Why the port cannot be bound; None when it can."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    if ":" in host:
+        family = socket.AF_INET6
+    else:
+        family = socket.AF_INET
     with closing(socket.socket(family, socket.SOCK_STREAM)) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -303,4 +308,6 @@ def _command(pid: int) -> str:
         text = " ".join(redacted(EngineCommand(tuple(process.cmdline()))).argv) or process.name()
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return "(unknown)"
-    return text if len(text) <= COMMAND_CHARACTERS else text[:COMMAND_CHARACTERS] + " ..."
+    if len(text) <= COMMAND_CHARACTERS:
+        return text
+    return text[:COMMAND_CHARACTERS] + " ..."

@@ -60,4 +60,6 @@ class Readiness:
             alive = self._client.health(timeout=HEALTH_SECONDS)
         except EngineError:
             return None
-        return None if alive else Failed("its engine core is dead (/health answers an error)")
+        if alive:
+            return None
+        return Failed("its engine core is dead (/health answers an error)")

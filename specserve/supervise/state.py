@@ -141,7 +141,7 @@ class Transition:
     """None when nothing changed."""
 
 
-def advance(m: Machine, event: Event, now: float, limits: Limits) -> Transition:  # noqa: PLR0911, PLR0912 - one case each
+def advance(m: Machine, event: Event, now: float, limits: Limits) -> Transition:
     """The one transition function."""
     match m.state, event:
         case State.STOPPED, Start() if not m.over:
@@ -216,8 +216,12 @@ def _stop(m: Machine, event: Stop, now: float, limits: Limits) -> Transition:
     if event.at_once:
         stopping = replace(asked, state=State.STOPPING, since=now, cut_short=True)
         return _kill(stopping, now, f"{event.signal}: ending at once")
-    wait = limits.drain_timeout_seconds if m.state is State.RUNNING else limits.grace_seconds
-    verb = "draining" if m.state is State.RUNNING else "stopping"
+    if m.state is State.RUNNING:
+        wait = limits.drain_timeout_seconds
+        verb = "draining"
+    else:
+        wait = limits.grace_seconds
+        verb = "stopping"
     return _stopping(asked, now + wait, now, f"{event.signal}: {verb}, {wait:g} s at most")
 
 
@@ -227,7 +231,10 @@ def _hurry(m: Machine, event: Stop, now: float) -> Transition:
     again = m.stop_signal is not None
     if again and m.killed:
         return Transition(m)
-    asked = m if again else replace(m, stop_signal=event.signal, stopped_from=m.state)
+    if again:
+        asked = m
+    else:
+        asked = replace(m, stop_signal=event.signal, stopped_from=m.state)
     if m.killed or not (again or event.at_once):
         return Transition(asked, reason=f"{event.signal}: no restart")
     return _kill(replace(asked, cut_short=True), now, f"{event.signal}: ending at once")
@@ -235,11 +242,9 @@ def _hurry(m: Machine, event: Stop, now: float) -> Transition:
 
 def _forgiven(m: Machine, now: float) -> Machine:
     """As its running ends: whether the restarts before it still count."""
-    return (
-        replace(m, restarts=0)
-        if m.state is State.RUNNING and now - m.since >= STABLE_SECONDS
-        else m
-    )
+    if m.state is State.RUNNING and now - m.since >= STABLE_SECONDS:
+        return replace(m, restarts=0)
+    return m
 
 
 def _lost(m: Machine, now: float, limits: Limits) -> Transition:

@@ -140,11 +140,10 @@ class Supervisor:
             self.child = self._hooks.spawn()
         except OSError as error:
             broken = error.filename is not None  # else the machine refused us a process or a pipe
-            fix = (
-                "reinstall the engine"
-                if broken
-                else "free memory, or raise the limits on processes and files"
-            )
+            if broken:
+                fix = "reinstall the engine"
+            else:
+                fix = "free memory, or raise the limits on processes and files"
             cause = f"{error.filename or 'the engine'} cannot be executed ({error.strerror})"
             self._apply(state.Failed(cause, retry=not broken, fix=fix))
             self._apply(state.Exited("never started"))

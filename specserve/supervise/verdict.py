@@ -30,11 +30,11 @@ class End:
 def judge(machine: Machine, end: End, limits: Limits) -> None:
     """Raise unless the engine was stopped cleanly."""
     if machine.state is State.FATAL or machine.stopped_from in (State.STOPPING, State.BACKOFF):
-        error = EngineLost if machine.was_ready else EngineStartError
-        raise error([failure(machine, end)])
-    if (
-        machine.stopped_from is State.STARTING and machine.was_ready
-    ):  # the last lines are those of a restart
+        if machine.was_ready:
+            raise EngineLost([failure(machine, end)])
+        raise EngineStartError([failure(machine, end)])
+    if machine.stopped_from is State.STARTING and machine.was_ready:
+        # The last lines are those of a restart.
         raise EngineLost(
             f"{machine.cause}, after it had been ready; {machine.stop_signal} came before it was ready again",
             where="engine",

@@ -131,7 +131,9 @@ def unprintable_reason(text: str) -> str | None:
         c == "\ufffd" or (unicodedata.category(c) in ("Cc", "Cn", "Co") and c not in "\n\r\t")
         for c in text
     )
-    return f"{bad} of {len(text)} characters are unprintable" if bad > 0.1 * len(text) else None
+    if bad > 0.1 * len(text):
+        return f"{bad} of {len(text)} characters are unprintable"
+    return None
 
 
 def looping(text: str) -> str | None:

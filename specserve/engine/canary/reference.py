@@ -110,7 +110,10 @@ class Asker:
         self.compared += len(made)
         distinct = list(dict.fromkeys(prefixes))
         first = dict(zip(distinct, self._next_tokens(distinct, FULL), strict=True))
-        sampled = self._next_tokens(prefixes, sampling) if sampling else ()
+        if sampling:
+            sampled = self._next_tokens(prefixes, sampling)
+        else:
+            sampled = ()
         return Judged(tuple(made), tuple(first[p] for p in prefixes), sampled)
 
     def _next_tokens(
@@ -135,9 +138,8 @@ class Asker:
     ) -> list[Completion]:
         """Short texts after the repetitive one, in batches that the engine still drafts for."""
         drafted = [last for _, last, tokens in schedule(self.settings) or [] if tokens]
-        width = max(
-            1, min([FEW_AT_ONCE, *drafted[-1:], *self._limit()]) - 1
-        )  # one more runs beside them
+        # One more runs beside them.
+        width = max(1, min([FEW_AT_ONCE, *drafted[-1:], *self._limit()]) - 1)
         found: list[Completion] = []
         while len(found) < wanted:
             prompts = [list(prompt)] * min(width, wanted - len(found))
@@ -148,4 +150,6 @@ class Asker:
 
     def _limit(self) -> list[int]:
         limit = self.settings.server.max_concurrent_requests
-        return [] if limit is None else [limit]
+        if limit is None:
+            return []
+        return [limit]

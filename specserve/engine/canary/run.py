@@ -128,7 +128,10 @@ class _Canary:
             else:
                 self.notes.append(str(error))
         verdict, reasons = self._verdict(corrupt)
-        default = self.default.position0 if self.default else None
+        if self.default:
+            default = self.default.position0
+        else:
+            default = None
         drafts = self._drafts(self.greedy)
         return CanaryResult(
             verdict, reasons, self._position0(), default, drafts, self.asker.compared, failed=failed
@@ -168,7 +171,9 @@ class _Canary:
 
     def _drafts(self, texts: Sequence[_Counted]) -> int | None:
         known = [c.drafts for c in texts if c.drafts is not None]
-        return int(sum(known)) if known else None
+        if known:
+            return int(sum(known))
+        return None
 
     def _drafts_expected(self) -> bool:
         """Whether a request that runs alone is drafted for: by the schedule, and by the method."""

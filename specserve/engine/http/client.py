@@ -195,8 +195,12 @@ class EngineClient:
         **sampling: Any,
     ) -> Iterator[Chunk]:
         """Stream a completion, or a chat when ``messages`` are given."""
-        path = _COMPLETIONS if messages is None else _CHAT
-        given = {"prompt": prompt} if messages is None else {"messages": list(messages)}
+        if messages is None:
+            path = _COMPLETIONS
+            given: dict[str, Any] = {"prompt": prompt}
+        else:
+            path = _CHAT
+            given = {"messages": list(messages)}
         body = self._body(given, max_tokens, timeout, sampling)
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         clock = self._http.clock

@@ -174,7 +174,9 @@ class EngineSnapshot:
 
 def _sum(values: Iterable[float | None]) -> float | None:
     known = [v for v in values if v is not None]
-    return sum(known) if known else None
+    if known:
+        return sum(known)
+    return None
 
 
 @lru_cache(maxsize=32_768)
@@ -199,11 +201,10 @@ class _Draft:
     def done(self, engine: str, model_name: str | None) -> EngineSample:
         for found in (self.values, self.buckets, self.sums):
             _settle(found)
-        positions = (
-            tuple(self.positions.get(i, 0.0) for i in range(max(self.positions) + 1))
-            if self.positions
-            else None
-        )
+        if self.positions:
+            positions = tuple(self.positions.get(i, 0.0) for i in range(max(self.positions) + 1))
+        else:
+            positions = None
         histograms = {
             n: h
             for n, b in self.buckets.items()
@@ -286,7 +287,9 @@ def _cache_tokens(caches: Mapping[str, Mapping[str, str]]) -> float | None:
         if (blocks := c.get("num_gpu_blocks", "")).isdigit()
         and (size := c.get("block_size", "")).isdigit()
     ]
-    return sum(sizes) if sizes else None
+    if sizes:
+        return sum(sizes)
+    return None
 
 
 def _split(line: str) -> tuple[str, str]:
@@ -301,7 +304,9 @@ def _split(line: str) -> tuple[str, str]:
 
 def _name(line: str) -> str:
     brace = line.find("{")
-    return line[:brace] if brace >= 0 else line.partition(" ")[0]
+    if brace >= 0:
+        return line[:brace]
+    return line.partition(" ")[0]
 
 
 def parse(text: str, *, at_seconds: float) -> EngineSnapshot:

@@ -97,9 +97,10 @@ class _Adapter(HTTPAdapter):
 
     def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
         pool: Any = super().get_connection_with_tls_context(*args, **kwargs)
-        pool.ConnectionCls = (
-            _TlsConnection if isinstance(pool, urllib3.HTTPSConnectionPool) else _Connection
-        )
+        if isinstance(pool, urllib3.HTTPSConnectionPool):
+            pool.ConnectionCls = _TlsConnection
+        else:
+            pool.ConnectionCls = _Connection
         return pool
 
 
@@ -118,7 +119,10 @@ class Transport:
     ) -> None:
         """``verify`` as in requests: False, or the path of a CA bundle. ``timeout_seconds`` where a call has none."""
         self.base_url = base_url.rstrip("/")
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        if api_key:
+            self._headers = {"Authorization": f"Bearer {api_key}"}
+        else:
+            self._headers = {}
         if not (api_key or "").isascii():
             raise ConfigError(
                 "has a character beyond ASCII, which no HTTP header carries",
@@ -177,7 +181,10 @@ class Transport:
         for piece in self._pieces("POST", path, body, timeout):
             *lines, rest = (rest + piece).split(b"\n")
             for line in lines:
-                data = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
+                if line.startswith(b"data:"):
+                    data = line.removeprefix(b"data:").strip()
+                else:
+                    data = b""
                 if data == b"[DONE]":
                     return
                 if data:
@@ -208,7 +215,10 @@ class Transport:
     ) -> Iterator[bytes]:
         """The body as it arrives. The deadline holds for the whole answer, not only between two packets."""
         url = self.base_url + path
-        seconds = self._timeout if timeout is None else timeout
+        if timeout is None:
+            seconds = self._timeout
+        else:
+            seconds = timeout
         late = f"no whole answer within {seconds:g} s"
         headers = self._headers | {"X-Request-Id": f"specserve-{uuid.uuid4().hex[:16]}"}
         with _Deadline(seconds) as deadline:

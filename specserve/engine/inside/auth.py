@@ -31,7 +31,10 @@ class RequireKey:
         """``key`` None takes the one the engine itself was given, VLLM_API_KEY."""
         self._app = app
         key = key or environment.api_key()
-        self._digest = None if key is None else sha256(key.encode()).digest()
+        if key is None:
+            self._digest = None
+        else:
+            self._digest = sha256(key.encode()).digest()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._digest is None or _is_open(scope) or self._knows_key(scope):

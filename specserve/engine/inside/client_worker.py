@@ -33,7 +33,10 @@ def _sample(request: dict[str, Any]) -> SampleRequest:
 
 async def _run(job: dict[str, Any]) -> dict[str, Any]:
     is_chat = job["requests"][0].get("messages") is not None
-    path = "/v1/chat/completions" if is_chat else "/v1/completions"
+    if is_chat:
+        path = "/v1/chat/completions"
+    else:
+        path = "/v1/completions"
     result: dict[str, Any] = await serve.benchmark(
         task_type=serve.TaskType.GENERATION,
         endpoint_type="openai-chat" if is_chat else "openai",

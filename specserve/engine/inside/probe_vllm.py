@@ -78,7 +78,9 @@ def _choices(hint: Any) -> list[str] | None:
     if typing.get_origin(hint) is typing.Literal:
         return [str(v) for v in typing.get_args(hint)]
     parts = [part for part in typing.get_args(hint) if part is not type(None)]
-    return _choices(parts[0]) if len(parts) == 1 and type(None) in typing.get_args(hint) else None
+    if len(parts) == 1 and type(None) in typing.get_args(hint):
+        return _choices(parts[0])
+    return None
 
 
 def methods() -> list[str]:
@@ -102,7 +104,9 @@ class _AnyConfig(SimpleNamespace):
         if name.startswith("__"):
             raise AttributeError(name)
         if name in ("text_config", "get_text_config"):
-            return self if name == "text_config" else lambda: self
+            if name == "text_config":
+                return self
+            return lambda: self
         return {"layer_types": [], "mtp_config": {"num_nextn_predict_layers": 1}}.get(name, 1)
 
     def update(self, values: dict[str, Any]) -> None:

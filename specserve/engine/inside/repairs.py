@@ -64,7 +64,10 @@ def applied_in(lines: Iterable[str]) -> tuple[str, ...]:
 def register() -> None:
     """vLLM's plugin hook. May be called more than once."""
     for name, repair in _REPAIRS.items():
-        outcome = repair() if name in requested_repairs() else None
+        if name in requested_repairs():
+            outcome = repair()
+        else:
+            outcome = None
         if outcome is not None:
             _log.info("specserve repair %s: %s", name, outcome)
 
@@ -157,7 +160,9 @@ def _guard_top_k() -> bool:
         return False
 
     def apply_top_k_only(logits: Any, k: Any) -> Any:
-        return original(logits, k) if k.numel() else logits
+        if k.numel():
+            return original(logits, k)
+        return logits
 
     sampler.apply_top_k_only = apply_top_k_only
     return True
@@ -189,9 +194,8 @@ def repair_cpu_yielding() -> str | None:
         from vllm.platforms import current_platform
     except ImportError:
         return "not applied: this vLLM has no such module"
-    if (
-        not current_platform.is_cpu()
-    ):  # a GPU server has a core for each worker, and microseconds count there
+    # A GPU server has a core for each worker, and microseconds count there.
+    if not current_platform.is_cpu():
         return None
     yields = getattr(utils, "sched_yield", None)
     if yields is None:

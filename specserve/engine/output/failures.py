@@ -60,7 +60,10 @@ def signs() -> tuple[Sign, ...]:
 
 
 def _sign(*, pattern: str, context: str | None = None, **columns: Any) -> Sign:
-    around = None if context is None else re.compile(context)
+    if context is None:
+        around = None
+    else:
+        around = re.compile(context)
     return Sign(pattern=re.compile(pattern, re.MULTILINE), context=around, **columns)
 
 
@@ -124,7 +127,10 @@ def diagnose(lines: Sequence[str], *, exit_status: int | None = None) -> Failure
 def _first(text: str, *, late: bool) -> Failure | None:
     for sign in signs():
         if sign.late is late and (match := sign.pattern.search(text)):
-            around = sign.context.search(text) if sign.context else None
+            if sign.context:
+                around = sign.context.search(text)
+            else:
+                around = None
             if around or sign.context is None:
                 return _failure(sign, match, text, around.groupdict() if around else {})
     return None
