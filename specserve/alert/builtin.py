@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from string import Template
-from typing import Any, Literal
+from typing import Literal
 
 import yaml
 from pydantic import TypeAdapter
@@ -92,9 +92,9 @@ class Thresholds:
 
 def thresholds(alerts: Alerts, name: str) -> Thresholds:
     """The settings of one built-in alert. Those without a number watch something that is 0 while all is well."""
-    timing: Timing = (
-        alerts.acceptance_rate if name == "AcceptanceRateLow" else getattr(alerts.rules, name)
-    )
+    timing: Timing = alerts.acceptance_rate
+    if name != "AcceptanceRateLow":
+        timing = getattr(alerts.rules, name)
     match timing:
         case AcceptanceRate(fire_below=fire, resolve_above=resolve, min_draft_tokens=samples):
             return Thresholds(timing, "below", fire, resolve, samples)
@@ -107,17 +107,17 @@ def thresholds(alerts: Alerts, name: str) -> Thresholds:
 
 
 def _or(resolve: float | None, fire: float | None) -> float:
-    return resolve if resolve is not None else fire or 0.0
+    """Without a threshold to resolve at, that to fire at."""
+    if resolve is not None:
+        return resolve
+    return fire or 0.0
 
 
 def rules(settings: Settings) -> tuple[Rule, ...]:
     """The rules of one server: the built-in ones that are switched on, then the user's own."""
-    alerts = settings.alerts
-    built_in = (_rule(definition, settings) for definition in definitions() if definition.metric)
-    return (
-        *(rule for rule in built_in if rule),
-        *map(_custom, (c for c in alerts.custom if c.enabled)),
-    )
+    built_in = [_rule(definition, settings) for definition in definitions()]
+    custom = [_custom(rule) for rule in settings.alerts.custom if rule.enabled]
+    return tuple(rule for rule in built_in + custom if rule is not None)
 
 
 def windows(alerts: Alerts) -> frozenset[float]:
@@ -187,14 +187,15 @@ def drafts_are_full(settings: Settings) -> bool:
     return settings.method not in WITHOUT_DRAFT and lengths <= {spec.num_speculative_tokens}
 
 
-def _custom(custom: CustomRule) -> Rule:
-    below = custom.fire_below is not None
-    fire = custom.fire_below if below else custom.fire_above
-    resolve = custom.resolve_above if below else custom.resolve_below
+def _custom(custom: CustomRule) -> Rule | None:
+    direction: Literal["below", "above"] = "above"
+    fire, resolve = custom.fire_above, custom.resolve_below
+    if custom.fire_below is not None:
+        direction, fire, resolve = "below", custom.fire_below, custom.resolve_above
     return Rule(
         custom.name,
         custom.metric,
-        "below" if below else "above",
+        direction,
         fire or 0.0,
         _or(resolve, fire),
         custom.severity,
@@ -207,7 +208,7 @@ def _custom(custom: CustomRule) -> Rule:
     )
 
 
-def fill(text: str, values: Mapping[str, Any]) -> str:
+def fill(text: str, values: Mapping[str, str]) -> str:
     """A text of the table with its ``$names`` replaced.
 
     >>> fill("rate(x[$window])", {"window": "5m"})

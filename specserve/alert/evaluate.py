@@ -7,15 +7,17 @@ from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
 from specserve.alert.rules import (
+    SIGNS,
+    AlertState,
     Instance,
-    Observation,
     Reason,
     Rule,
-    State,
+    RuleInput,
     advance,
     observe,
 )
 from specserve.metric_families import Labels, MetricKey, Readings, key
+from specserve.units import duration
 
 
 class AlertJson(TypedDict):
@@ -42,7 +44,7 @@ class Alert:
 
     name: str
     severity: str
-    state: State
+    state: AlertState
     reason: Reason
     labels: Labels
     """What tells the instances of one rule apart (gpu, engine ...)."""
@@ -80,7 +82,7 @@ class Alert:
 def importance(alert: Alert) -> tuple[bool, int, str]:
     """What is to be read first sorts first: firing before pending, then by severity."""
     return (
-        alert.state is not State.FIRING,
+        alert.state is not AlertState.FIRING,
         ("critical", "warning", "info").index(alert.severity),
         alert.name,
     )
@@ -117,37 +119,31 @@ class Evaluator:
         """One round. ``now`` is a monotonic clock in seconds, ``at`` the wall clock in Unix seconds."""
         alerts: list[tuple[Alert, _Tracked]] = []
         for number, rule in enumerate(self.rules):
-            observations = observe(rule, readings)
-            gone = [
-                labels for n, labels in self._tracked if n == number and labels not in observations
-            ]
-            for labels, seen in [
-                *observations.items(),
-                *((labels, Observation(None)) for labels in gone),
-            ]:
+            inputs = observe(rule, readings)
+            for tracked_rule, labels in self._tracked:
+                if tracked_rule == number:
+                    inputs.setdefault(labels, RuleInput(None))
+            for labels, seen in inputs.items():
                 tracked = self._tracked.setdefault((number, labels), _Tracked())
                 self._step(rule, tracked, seen, now, at)
-                if tracked.instance.state is State.INACTIVE:
+                if tracked.instance.state is AlertState.INACTIVE:
                     del self._tracked[number, labels]
                 else:
-                    alerts.append((_alert(rule, labels, tracked, at), tracked))
+                    alerts.append((_alert(rule, labels, tracked, now, at), tracked))
         return _announce(alerts, {rule.name: rule.inhibited_by for rule in self.rules})
 
     @staticmethod
-    def _step(rule: Rule, tracked: _Tracked, seen: Observation, now: float, at: float) -> None:
+    def _step(rule: Rule, tracked: _Tracked, seen: RuleInput, now: float, at: float) -> None:
         before = tracked.instance.state
         tracked.instance = advance(rule, tracked.instance, seen, now)
-        tracked.changed = tracked.instance.state is not before
-        if tracked.instance.state is State.FIRING and before is not State.FIRING:
+        state = tracked.instance.state
+        tracked.changed = state is not before
+        if before is AlertState.RESOLVED:
+            tracked.started_at, tracked.announced = None, False
+        if state is AlertState.FIRING and before is not AlertState.FIRING:
             tracked.started_at = at
-        if before is State.RESOLVED:
-            tracked.started_at, tracked.announced = (
-                (at if tracked.instance.state is State.FIRING else None),
-                False,
-            )
-        if (
-            tracked.started_at is not None
-        ):  # the clock was set back: Alertmanager refuses an end before the start
+        if tracked.started_at is not None:
+            # The clock may be set back, and Alertmanager refuses an end before the start.
             tracked.started_at = min(tracked.started_at, at)
 
     def readings(self, evaluation: Evaluation) -> dict[MetricKey, float]:
@@ -157,11 +153,9 @@ class Evaluator:
             for family in ("specserve_alert_firing", "specserve_alert_pending"):
                 result[key(family, alert=rule.name, severity=rule.severity)] = 0.0
         for alert in evaluation.active:
-            family = (
-                "specserve_alert_firing"
-                if alert.state is State.FIRING
-                else "specserve_alert_pending"
-            )
+            family = "specserve_alert_pending"
+            if alert.state is AlertState.FIRING:
+                family = "specserve_alert_firing"
             result[key(family, alert=alert.name, severity=alert.severity)] = 1.0
         return result
 
@@ -169,28 +163,31 @@ class Evaluator:
 def _announce(
     alerts: Sequence[tuple[Alert, _Tracked]], inhibited_by: Mapping[str, frozenset[str]]
 ) -> Evaluation:
-    firing = {alert.name for alert, _ in alerts if alert.state is State.FIRING}
+    firing = {alert.name for alert, _ in alerts if alert.state is AlertState.FIRING}
     active: list[Alert] = []
     changed: list[Alert] = []
     to_send: list[Alert] = []
     for found, tracked in alerts:
         inhibitor = min(inhibited_by[found.name] & firing, default=None)
         alert = replace(found, inhibited_by=inhibitor)
-        if tracked.changed and alert.state in (State.FIRING, State.RESOLVED):
+        if tracked.changed and alert.state in (AlertState.FIRING, AlertState.RESOLVED):
             changed.append(alert)
-        if alert.state is State.RESOLVED:
-            to_send += [alert] if tracked.announced else []
+        if alert.state is AlertState.RESOLVED:
+            if tracked.announced:
+                to_send.append(alert)
             continue
         active.append(alert)
-        if alert.state is State.FIRING and (inhibitor is None or tracked.announced):
-            # Who was told of an alert goes on being told: Alertmanager would take silence for its end.
+        if alert.state is AlertState.FIRING and (inhibitor is None or tracked.announced):
+            # Once announced, an alert is sent again and again: Alertmanager takes silence for its end.
             tracked.announced = True
             to_send.append(alert)
     return Evaluation(tuple(active), tuple(changed), tuple(to_send))
 
 
-def _alert(rule: Rule, labels: Labels, tracked: _Tracked, at: float) -> Alert:
-    instance = tracked.instance
+def _alert(rule: Rule, labels: Labels, tracked: _Tracked, now: float, at: float) -> Alert:
+    instance, ended_at = tracked.instance, None
+    if instance.state is AlertState.RESOLVED:
+        ended_at = at
     return Alert(
         name=rule.name,
         severity=rule.severity,
@@ -200,19 +197,21 @@ def _alert(rule: Rule, labels: Labels, tracked: _Tracked, at: float) -> Alert:
         value=instance.value,
         summary=rule.summary,
         causes=rule.causes,
-        description=_describe(rule, labels, instance),
+        description=_describe(rule, labels, instance, now),
         runbook_url=rule.runbook_url,
         started_at=tracked.started_at,
-        ended_at=at if instance.state is State.RESOLVED else None,
+        ended_at=ended_at,
     )
 
 
-def _describe(rule: Rule, labels: Labels, instance: Instance) -> str:
-    value = "unknown" if instance.value is None else f"{instance.value:.4g}"
-    sign, back = ("<", ">=") if rule.direction == "below" else (">", "<=")
-    limits = (
-        f" (fires {sign} {rule.fire:g}, ends {back} {rule.resolve:g})"
-        if rule.fire or rule.resolve
-        else ""
-    )
-    return f"{MetricKey(rule.metric, labels)} is {value}{limits}: {instance.reason.value}"
+def _describe(rule: Rule, labels: Labels, instance: Instance, now: float) -> str:
+    value, limits, reason = "unknown", "", instance.reason.value
+    if instance.value is not None:
+        value = f"{instance.value:.4g}"
+    if rule.fire or rule.resolve:
+        sign, back = SIGNS[rule.direction]
+        limits = f" (fires {sign} {rule.fire:g}, resolves {back} {rule.resolve:g})"
+    if instance.state is AlertState.PENDING and instance.pending_since is not None:
+        waited = duration(now - instance.pending_since)
+        reason = f"pending for {waited} of {duration(rule.for_seconds)}"
+    return f"{MetricKey(rule.metric, labels)} is {value}{limits}: {reason}"

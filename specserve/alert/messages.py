@@ -6,15 +6,24 @@ import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TypedDict
 
 from specserve.alert.evaluate import Alert
-from specserve.alert.rules import State
+from specserve.alert.rules import AlertState
 
 SIGNATURE_HEADER = "X-Specserve-Signature"
 _NEVER = "0001-01-01T00:00:00Z"
 """How Alertmanager's webhook writes "still firing"."""
 _EMOJI = {"critical": ":rotating_light:", "warning": ":warning:", "info": ":information_source:"}
+
+
+class AlertBody(TypedDict):
+    """An alert as Alertmanager and its webhooks write it."""
+
+    labels: dict[str, str]
+    annotations: dict[str, str]
+    startsAt: str
+    endsAt: str
 
 
 def labels(alert: Alert, identity: Mapping[str, str]) -> dict[str, str]:
@@ -42,52 +51,57 @@ def _annotations(alert: Alert) -> dict[str, str]:
 
 def _description(alert: Alert) -> str:
     """The number, and while it lasts what it usually is."""
-    likely = (
-        ""
-        if alert.state is State.RESOLVED or not alert.causes
-        else f". Likely: {'; '.join(alert.causes)}"
-    )
-    return alert.description + likely
+    if alert.state is AlertState.RESOLVED or not alert.causes:
+        return alert.description
+    return f"{alert.description}. Likely: {'; '.join(alert.causes)}"
+
+
+def _common(alert: Alert, identity: Mapping[str, str], *, until: str) -> AlertBody:
+    """``until`` is the end of an alert that has not ended."""
+    ends_at = until
+    if alert.ended_at is not None:
+        ends_at = timestamp(alert.ended_at)
+    return {
+        "labels": labels(alert, identity),
+        "annotations": _annotations(alert),
+        "startsAt": timestamp(alert.started_at or 0.0),
+        "endsAt": ends_at,
+    }
 
 
 def alertmanager(
     alerts: Sequence[Alert], identity: Mapping[str, str], *, until: float
-) -> list[dict[str, Any]]:
+) -> list[AlertBody]:
     """The body of ``POST /api/v2/alerts``.
 
     A firing alert ends at ``until`` unless it is sent again before, so it goes away when the sidecar does.
     """
-    return [
-        {
-            "labels": labels(alert, identity),
-            "annotations": _annotations(alert),
-            "startsAt": timestamp(alert.started_at or 0.0),
-            "endsAt": timestamp(until if alert.ended_at is None else alert.ended_at),
-        }
-        for alert in alerts
-    ]
+    return [_common(alert, identity, until=timestamp(until)) for alert in alerts]
 
 
-def webhook(alerts: Sequence[Alert], identity: Mapping[str, str]) -> dict[str, Any]:
+def webhook(alerts: Sequence[Alert], identity: Mapping[str, str]) -> dict[str, object]:
     """The body of Alertmanager's own webhook, version 4, so that its receivers work unchanged."""
-    entries = [
-        {
-            "status": "resolved" if alert.state is State.RESOLVED else "firing",
-            "labels": labels(alert, identity),
-            "annotations": _annotations(alert),
-            "startsAt": timestamp(alert.started_at or 0.0),
-            "endsAt": _NEVER if alert.ended_at is None else timestamp(alert.ended_at),
-            "generatorURL": "",
-            "fingerprint": fingerprint(labels(alert, identity)),
-        }
-        for alert in alerts
-    ]
-    firing = any(entry["status"] == "firing" for entry in entries)
+    entries = []
+    for alert in alerts:
+        status = "firing"
+        if alert.state is AlertState.RESOLVED:
+            status = "resolved"
+        entries.append(
+            {
+                "status": status,
+                **_common(alert, identity, until=_NEVER),
+                "generatorURL": "",
+                "fingerprint": fingerprint(labels(alert, identity)),
+            }
+        )
+    status = "resolved"
+    if any(entry["status"] == "firing" for entry in entries):
+        status = "firing"
     return {
         "version": "4",
         "groupKey": "specserve",
         "truncatedAlerts": 0,
-        "status": "firing" if firing else "resolved",
+        "status": status,
         "receiver": "specserve",
         "groupLabels": {},
         "commonLabels": dict(identity),
@@ -97,19 +111,18 @@ def webhook(alerts: Sequence[Alert], identity: Mapping[str, str]) -> dict[str, A
     }
 
 
-def slack(alerts: Sequence[Alert], identity: Mapping[str, str]) -> dict[str, Any]:
+def slack(alerts: Sequence[Alert], identity: Mapping[str, str]) -> dict[str, str]:
     """A text for a Slack-compatible incoming webhook, its three control characters escaped."""
     who = " ".join(f"{name}={value}" for name, value in sorted(identity.items()))
     lines = []
     for alert in alerts:
-        resolved = alert.state is State.RESOLVED
-        mark = ":white_check_mark:" if resolved else _EMOJI[alert.severity]
+        mark, word = _EMOJI[alert.severity], alert.severity
+        if alert.state is AlertState.RESOLVED:
+            mark, word = ":white_check_mark:", "resolved"
         where = " ".join(f"{name}={value}" for name, value in alert.labels)
-        lines.append(
-            f"{mark} *{alert.name}* {'resolved' if resolved else alert.severity}: {_escape(alert.summary)}"
-        )
+        lines.append(f"{mark} *{alert.name}* {word}: {_escape(alert.summary)}")
         lines += [_escape(_description(alert)), _escape(f"{where} {who}".strip())]
-        if alert.runbook_url and not resolved:
+        if alert.runbook_url and alert.state is not AlertState.RESOLVED:
             lines.append(_escape(f"Runbook: {alert.runbook_url}"))
     return {"text": "\n".join(lines)}
 

@@ -1,4 +1,4 @@
-"""Receivers: Alertmanager, webhook, Slack. A dead one delays nobody, loses little, and leaks nothing.
+"""Receivers: Alertmanager, webhook, Slack. A dead one delays nothing, loses little, and leaks nothing.
 
 `Notifier.publish` is called after every evaluation with what receivers should know *now*; it only fills one
 bounded outbox for each receiver and returns. One thread for each receiver empties its outbox. An outbox holds
@@ -21,8 +21,8 @@ from urllib3.exceptions import HTTPError
 
 from specserve.alert import messages
 from specserve.alert.evaluate import Alert
-from specserve.alert.rules import State
-from specserve.config.alerting import AlertmanagerReceiver, Receiver, SlackReceiver, WebhookReceiver
+from specserve.alert.rules import AlertState
+from specserve.config.alerting import AlertmanagerReceiver, Receiver, SlackReceiver
 from specserve.metric_families import MetricKey, key
 
 _LOG = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ _BATCH = 64
 
 
 @dataclass(frozen=True)
-class Pace:
+class NotifyTimes:
     """Times in seconds, and the size of an outbox."""
 
     repeat: float = 14400.0
@@ -99,7 +99,7 @@ class Outbox:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Delivery:
     """The outcome of one attempt."""
 
     ok: bool
@@ -117,14 +117,14 @@ class Worker:
         name: str,
         config: Receiver,
         identity: Mapping[str, str],
-        pace: Pace,
+        times: NotifyTimes,
         wall: Callable[[], float],
     ) -> None:
         self.name = name
         self.outcomes: Counter[str] = Counter()
-        self.outbox = Outbox(pace.capacity)
-        self._config, self._identity, self._pace, self._wall = config, identity, pace, wall
-        self._told: dict[str, tuple[State, float]] = {}
+        self.outbox = Outbox(times.capacity)
+        self._config, self._identity, self._times, self._wall = config, identity, times, wall
+        self._told: dict[str, tuple[AlertState, float]] = {}
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"notify-{name}", daemon=True)
 
@@ -134,21 +134,22 @@ class Worker:
 
     def publish(self, alerts: Sequence[Alert], now: float) -> None:
         """Queue what this receiver does not know yet, or must hear again."""
-        repeat = (
-            self._pace.resend
-            if isinstance(self._config, AlertmanagerReceiver)
-            else self._pace.repeat
-        )
-        present = set()
+        repeat, present = self._times.repeat, set()
+        if isinstance(self._config, AlertmanagerReceiver):
+            repeat = self._times.resend
         for alert in alerts:
             fingerprint = messages.fingerprint(messages.labels(alert, self._identity))
             present.add(fingerprint)
             state, at = self._told.get(fingerprint, (None, 0.0))
-            if state is not alert.state or (alert.state is State.FIRING and now - at >= repeat):
+            if state is not alert.state or (
+                alert.state is AlertState.FIRING and now - at >= repeat
+            ):
                 self._told[fingerprint] = (alert.state, now)
                 self.outcomes["dropped"] += self.outbox.put(fingerprint, alert)
         self._told = {
-            f: told for f, told in self._told.items() if f in present or told[0] is State.FIRING
+            f: told
+            for f, told in self._told.items()
+            if f in present or told[0] is AlertState.FIRING
         }
 
     def stop(self) -> None:
@@ -164,7 +165,7 @@ class Worker:
         """Until `stop`. A bug ends it too: then what it held counts as failed, and what comes as dropped."""
         session = requests.Session()
         batch: dict[str, Alert] = {}
-        pause, complaint = self._pace.first_retry, ""
+        pause, complaint = self._times.first_retry, ""
         try:
             while True:
                 stopping = self._stopping.is_set()
@@ -173,33 +174,37 @@ class Worker:
                     if stopping:
                         return
                     continue
-                answer = self._send(session, list(batch.values()))
-                if answer.what != complaint:
-                    self._report(answer)
-                complaint = answer.what
-                if answer.again and not stopping:
+                delivery = self._send(session, list(batch.values()))
+                if delivery.what != complaint:
+                    self._report(delivery)
+                complaint = delivery.what
+                if delivery.again and not stopping:
                     self.outcomes["failed"] += self.outbox.put_back(batch)
                     self._stopping.wait(pause)
-                    pause = min(2 * pause, self._pace.longest_retry)
+                    pause = min(2 * pause, self._times.longest_retry)
                 else:
-                    self.outcomes["sent" if answer.ok else "failed"] += len(batch)
-                    pause = self._pace.first_retry
+                    outcome = "failed"
+                    if delivery.ok:
+                        outcome = "sent"
+                    self.outcomes[outcome] += len(batch)
+                    pause = self._times.first_retry
         finally:
             self.outcomes["failed"] += len(batch)
             self.outbox.close()
             session.close()
 
-    def _report(self, answer: Answer) -> None:
+    def _report(self, delivery: Delivery) -> None:
         """Log a failure once, when it differs from the last one, and the recovery."""
-        if answer.ok:
-            _LOG.info("alert receiver works again", extra={"receiver": self.name})
-        else:
-            then = "will try again" if answer.again else "gave up on this message"
-            _LOG.warning(
-                "alert receiver failed: %s; %s", answer.what, then, extra={"receiver": self.name}
-            )
+        extra = {"receiver": self.name}
+        if delivery.ok:
+            _LOG.info("alert receiver works again", extra=extra)
+            return
+        then = "gave up on this message"
+        if delivery.again:
+            then = "will try again"
+        _LOG.warning("alert receiver failed: %s; %s", delivery.what, then, extra=extra)
 
-    def _send(self, session: requests.Session, alerts: Sequence[Alert]) -> Answer:
+    def _send(self, session: requests.Session, alerts: Sequence[Alert]) -> Delivery:
         host: str | None = None
         try:
             url, body, headers = self._request(alerts)
@@ -215,41 +220,36 @@ class Worker:
             ) as response:
                 status = response.status_code
         # The text of these errors holds the URL, which for Slack is the secret.
-        except (
-            ValueError
-        ) as error:  # before OSError: requests' errors about a URL or a header are both
-            return Answer(False, what=f"its URL or token cannot be used ({type(error).__name__})")
+        except ValueError as error:
+            # Before OSError: requests' errors about a URL or a header are both.
+            return Delivery(False, what=f"its URL or token cannot be used ({type(error).__name__})")
         except (requests.RequestException, HTTPError) as error:
-            return Answer(False, again=True, what=f"{type(error).__name__} at {host}")
+            return Delivery(False, again=True, what=f"{type(error).__name__} at {host}")
         except OSError as error:  # a CA bundle that is not there
-            return Answer(False, again=True, what=str(error))
+            return Delivery(False, again=True, what=str(error))
         if 200 <= status < 300:
-            return Answer(True)
-        return Answer(False, again=status in _RETRY_STATUS, what=f"HTTP {status} from {host}")
+            return Delivery(True)
+        return Delivery(False, again=status in _RETRY_STATUS, what=f"HTTP {status} from {host}")
 
     def _request(self, alerts: Sequence[Alert]) -> tuple[str, bytes, dict[str, str]]:
         headers = {"Content-Type": "application/json", "User-Agent": "specserve"}
-        now = self._wall()
-        token = None if isinstance(self._config, SlackReceiver) else self._config.bearer_token
-        if token is not None:
-            headers["Authorization"] = f"Bearer {token.get_secret_value()}"
-        match self._config:
-            case AlertmanagerReceiver(url=url):
-                until = now + 4 * max(self._pace.resend, self._pace.interval)
-                body = _json(messages.alertmanager(alerts, self._identity, until=until))
-                return url.rstrip("/") + "/api/v2/alerts", body, headers
-            case WebhookReceiver(url=url, secret=secret):
-                body = _json(messages.webhook(alerts, self._identity))
-                if secret is not None:
-                    signed = messages.signature(secret.get_secret_value(), body, at=int(now))
-                    headers[messages.SIGNATURE_HEADER] = signed
-                return url, body, headers
-            case SlackReceiver(url=url):
-                return (
-                    url.get_secret_value() if url else "",
-                    _json(messages.slack(alerts, self._identity)),
-                    headers,
-                )
+        config, now = self._config, self._wall()
+        if isinstance(config, SlackReceiver):
+            url = ""
+            if config.url is not None:
+                url = config.url.get_secret_value()
+            return url, _json(messages.slack(alerts, self._identity)), headers
+        if config.bearer_token is not None:
+            headers["Authorization"] = f"Bearer {config.bearer_token.get_secret_value()}"
+        if isinstance(config, AlertmanagerReceiver):
+            until = now + 4 * max(self._times.resend, self._times.interval)
+            body = _json(messages.alertmanager(alerts, self._identity, until=until))
+            return config.url.rstrip("/") + "/api/v2/alerts", body, headers
+        body = _json(messages.webhook(alerts, self._identity))
+        if config.secret is not None:
+            signed = messages.signature(config.secret.get_secret_value(), body, at=int(now))
+            headers[messages.SIGNATURE_HEADER] = signed
+        return config.url, body, headers
 
 
 def _json(body: object) -> bytes:
@@ -264,17 +264,18 @@ class Notifier:
         receivers: Sequence[Receiver],
         *,
         identity: Mapping[str, str],
-        pace: Pace | None = None,
+        times: NotifyTimes | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        pace = pace or Pace()
+        times = times or NotifyTimes()
         counts: Counter[str] = Counter()
         self.workers: list[Worker] = []
         for receiver in receivers:
             counts[receiver.type] += 1
-            number = counts[receiver.type]
-            name = receiver.type if number == 1 else f"{receiver.type}-{number}"
-            self.workers.append(Worker(name, receiver, identity, pace, wall))
+            name: str = receiver.type
+            if counts[name] > 1:
+                name += f"-{counts[name]}"
+            self.workers.append(Worker(name, receiver, identity, times, wall))
 
     def start(self) -> None:
         """Start one thread for each receiver."""
@@ -296,16 +297,12 @@ class Notifier:
 
     def readings(self) -> dict[MetricKey, float]:
         """The ``specserve_notification*`` samples."""
-        result = {
-            key("specserve_notifications_total", receiver=worker.name, outcome=outcome): float(
-                worker.outcomes[outcome]
-            )
-            for worker in self.workers
-            for outcome in ("sent", "failed", "dropped")
-        }
+        if not self.workers:
+            return {}
         waiting = sum(len(worker.outbox) for worker in self.workers)
-        return (
-            {**result, key("specserve_notification_queue_length"): float(waiting)}
-            if self.workers
-            else {}
-        )
+        result = {key("specserve_notification_queue_length"): float(waiting)}
+        for worker in self.workers:
+            for outcome in ("sent", "failed", "dropped"):
+                name = key("specserve_notifications_total", receiver=worker.name, outcome=outcome)
+                result[name] = float(worker.outcomes[outcome])
+        return result

@@ -6,8 +6,7 @@ only if it fires already, which a rule learns from Prometheus' own ``ALERTS`` se
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from typing import TypedDict
 
 import yaml
 
@@ -19,8 +18,9 @@ from specserve.alert.builtin import (
     runbook_url,
     thresholds,
 )
+from specserve.alert.rules import SIGNS
 from specserve.config.alerting import Alerts
-from specserve.metric_families import window_label
+from specserve.metric_families import FAMILIES, window_label
 
 BY = {
     "model": "namespace, job, model_name",
@@ -36,6 +36,38 @@ _HEADER = """\
 """
 
 
+class RecordingRule(TypedDict):
+    record: str
+    expr: str
+
+
+AlertingRule = TypedDict(
+    "AlertingRule",
+    {
+        "alert": str,
+        "expr": str,
+        "for": str,
+        "keep_firing_for": str,
+        "labels": dict[str, str],
+        "annotations": dict[str, str],
+    },
+)
+"""As Prometheus reads them; ``for`` is a keyword of Python's."""
+
+
+class AlertRow(TypedDict):
+    """A line of ``specserve alerts list --format json``."""
+
+    name: str
+    severity: str
+    active: bool
+    rule: str
+    for_seconds: float
+    keep_firing_for_seconds: float
+    summary: str
+    causes: list[str]
+
+
 _YIELD = (
     "sum by ($by) (rate(specserve_accepted_tokens_total[$window])) / (sum by ($by) "
     "(rate(specserve_draft_tokens_total[$window])) + sum by ($by) (rate(specserve_drafts_total[$window])))"
@@ -46,50 +78,50 @@ _YIELD = (
 def rule_file(alerts: Alerts, *, runbook_base_url: str | None = None) -> str:
     """The YAML text of the rule file."""
     base = runbook_base_url or alerts.runbook_base_url
-    shown = [(d, limits) for d in definitions() if (limits := thresholds(alerts, d.name)).active]
-    measured = {"record": "model:specserve_verified_token_yield:ratio_rate5m"}
-    measured["expr"] = fill(_YIELD, {"by": BY["model"], "window": "5m"})
-    rules = [
-        *_records(alerts, shown),
-        measured,
-        *(_alert(alerts, d, limits, base) for d, limits in shown),
+    shown = [(d, thresholds(alerts, d.name)) for d in definitions()]
+    shown = [(definition, limits) for definition, limits in shown if limits.active]
+    by_model = fill(_YIELD, {"by": BY["model"], "window": "5m"})
+    rules: list[RecordingRule | AlertingRule] = [
+        {"record": _record_name(alerts, d), "expr": _fill(alerts, d, d.fleet.value)}
+        for d, _ in shown
+        if d.fleet.record
     ]
+    rules.append({"record": "model:specserve_verified_token_yield:ratio_rate5m", "expr": by_model})
+    rules += [_alert(alerts, definition, limits, base) for definition, limits in shown]
     document = {"groups": [{"name": "specserve", "rules": rules}]}
     return _HEADER + yaml.dump(
         document, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True
     )
 
 
-def rows(alerts: Alerts) -> list[dict[str, Any]]:
+def rows(alerts: Alerts) -> list[AlertRow]:
     """The built-in alerts under these settings, as data."""
-    return [
-        {
-            "name": definition.name,
-            "severity": definition.severity,
-            "active": limits.active,
-            "rule": _rule_text(limits),
-            "for_seconds": limits.timing.for_seconds,
-            "keep_firing_for_seconds": limits.timing.keep_firing_for_seconds,
-            "summary": definition.summary,
-            "causes": list(definition.causes),
-        }
-        for definition in definitions()
-        for limits in [thresholds(alerts, definition.name)]
-    ]
+    return [_row(definition, thresholds(alerts, definition.name)) for definition in definitions()]
+
+
+def _row(definition: Definition, limits: Thresholds) -> AlertRow:
+    return {
+        "name": definition.name,
+        "severity": definition.severity,
+        "active": limits.active,
+        "rule": _rule_text(limits),
+        "for_seconds": limits.timing.for_seconds,
+        "keep_firing_for_seconds": limits.timing.keep_firing_for_seconds,
+        "summary": definition.summary,
+        "causes": list(definition.causes),
+    }
 
 
 def _rule_text(limits: Thresholds) -> str:
     if not limits.active:
         return "off"
-    wait = (
-        f"for {short_duration(limits.timing.for_seconds)}"
-        if limits.timing.for_seconds
-        else "at once"
-    )
+    wait = "at once"
+    if limits.timing.for_seconds:
+        wait = f"for {short_duration(limits.timing.for_seconds)}"
     if limits.fire == 0 and limits.resolve == 0:
         return wait
-    sign, back = ("<", ">=") if limits.direction == "below" else (">", "<=")
-    return f"{sign} {limits.fire:g} {wait}, ends {back} {limits.resolve:g}"
+    sign, back = SIGNS[limits.direction]
+    return f"{sign} {limits.fire:g} {wait}, resolves {back} {limits.resolve:g}"
 
 
 def inhibit_rules() -> str:
@@ -110,17 +142,6 @@ def inhibit_rules() -> str:
     return yaml.dump({"inhibit_rules": rules}, Dumper=_Dumper, sort_keys=False, width=110)
 
 
-def _records(
-    alerts: Alerts, shown: Iterable[tuple[Definition, Thresholds]]
-) -> Iterable[dict[str, Any]]:
-    for definition, _ in shown:
-        if definition.fleet.record:
-            yield {
-                "record": _record_name(alerts, definition),
-                "expr": _fill(alerts, definition, definition.fleet.value),
-            }
-
-
 def _record_name(alerts: Alerts, definition: Definition) -> str:
     return f"{definition.fleet.by}:" + _fill(alerts, definition, definition.fleet.record or "")
 
@@ -131,7 +152,7 @@ def _fill(alerts: Alerts, definition: Definition, text: str) -> str:
     return fill(text, {"by": BY[definition.fleet.by], "window": window})
 
 
-def _alert(alerts: Alerts, definition: Definition, limits: Thresholds, base: str) -> dict[str, Any]:
+def _alert(alerts: Alerts, definition: Definition, limits: Thresholds, base: str) -> AlertingRule:
     timing = limits.timing
     return {
         "alert": definition.name,
@@ -149,18 +170,18 @@ def _alert(alerts: Alerts, definition: Definition, limits: Thresholds, base: str
 
 def _expression(alerts: Alerts, definition: Definition, limits: Thresholds) -> str:
     fleet, by = definition.fleet, BY[definition.fleet.by]
-    value = (
-        _record_name(alerts, definition) if fleet.record else _fill(alerts, definition, fleet.value)
-    )
-    sign = "<" if limits.direction == "below" else ">"
+    value = _fill(alerts, definition, fleet.value)
+    if fleet.record:
+        value = _record_name(alerts, definition)
+    sign, _ = SIGNS[limits.direction]
     expression = f"{value} {sign} {limits.fire:g}"
     if limits.resolve != limits.fire:
         fires = f'ALERTS{{alertname="{definition.name}", alertstate="firing"}}'
-        expression = f"({expression} or ({value} {sign} {limits.resolve:g} and on ({_matching(value, by)}) {fires}))"
+        stays = f"{value} {sign} {limits.resolve:g} and on ({_matching(value, by)}) {fires}"
+        expression = f"({expression} or ({stays}))"
     if fleet.traffic and limits.min_samples > 0:
-        expression += (
-            f" and on ({by}) {_fill(alerts, definition, fleet.traffic)} >= {limits.min_samples:g}"
-        )
+        traffic = _fill(alerts, definition, fleet.traffic)
+        expression += f" and on ({by}) {traffic} >= {limits.min_samples:g}"
     if fleet.guard:
         expression += f" and on ({by}) {_fill(alerts, definition, fleet.guard)}"
     return expression
@@ -168,25 +189,31 @@ def _expression(alerts: Alerts, definition: Definition, limits: Thresholds) -> s
 
 def _matching(value: str, by: str) -> str:
     """Labels that tell one alert from another; devices and ranks have one more."""
-    return next((f"{by}, {one}" for one in _MEMBERS if f"({by}, {one}" in value), by)
+    for member in _MEMBERS:
+        if f"({by}, {member}" in value:
+            return f"{by}, {member}"
+    return by
 
 
 def _description(definition: Definition, limits: Thresholds) -> str:
-    limit = (
-        ""
-        if limits.fire == 0 and limits.resolve == 0
-        else f" (fires {limits.direction} {limits.fire:g})"
-    )
-    where = "{{ $labels.model_name }}" + (
-        "" if definition.fleet.by == "model" else " on {{ $labels.instance }}"
-    )
-    where += "".join(
-        f", {one} {{{{ $labels.{one} }}}}"
-        for one in _MEMBERS
-        if f"($by, {one}" in definition.fleet.value
-    )
-    value = f"{where}: {_VALUE}{limit}. " if definition.metric else ""
-    return f"{value}Likely: {'; '.join(definition.causes)}."
+    """Who, the number where it says something, and the usual causes."""
+    likely = f"Likely: {'; '.join(definition.causes)}."
+    if definition.metric is None:
+        return likely
+    who = "{{ $labels.model_name }}"
+    if definition.fleet.by == "instance":
+        who += " on {{ $labels.instance }}"
+    for member in _MEMBERS:
+        if f"($by, {member}" in definition.fleet.value:
+            who += f", {member} {{{{ $labels.{member} }}}}"
+    what = ""
+    if FAMILIES[definition.metric].unit != "0 or 1":
+        what = f": {_VALUE}"
+        if limits.fire != 0 or limits.resolve != 0:
+            what += f" (fires {limits.direction} {limits.fire:g})"
+    elif limits.timing.for_seconds:
+        what = f", for at least {short_duration(limits.timing.for_seconds)}"
+    return f"{who}{what}. {likely}"
 
 
 def short_duration(seconds: float) -> str:
@@ -197,7 +224,9 @@ def short_duration(seconds: float) -> str:
     """
     if seconds != int(seconds):
         return f"{seconds * 1000:.0f}ms"
-    return f"{int(seconds) // 60}m" if seconds and seconds % 60 == 0 else f"{int(seconds)}s"
+    if seconds and seconds % 60 == 0:
+        return f"{int(seconds) // 60}m"
+    return f"{int(seconds)}s"
 
 
 class _Dumper(yaml.SafeDumper):

@@ -16,7 +16,7 @@ from typing import Literal
 from specserve.metric_families import FAMILIES, Labels, MetricKey, Readings
 
 
-class State(Enum):
+class AlertState(Enum):
     """Where an alert is. ``resolved`` lasts for the one evaluation in which a firing alert ends."""
 
     INACTIVE = "inactive"
@@ -28,15 +28,19 @@ class State(Enum):
 class Reason(Enum):
     """Why an alert is in its state."""
 
-    CLEAR = "the condition does not hold"
+    CLEAR = "the condition is not met"
     NO_DATA = "no data"
     TOO_FEW_SAMPLES = "too few samples in the window"
     GUARDED = "does not apply now"
-    WAITING = "the condition holds, not yet long enough"
-    HOLDS = "the condition holds"
+    WAITING = "the condition is met, but not yet for long enough"
+    HOLDS = "the condition is met"
     BETWEEN = "between the two thresholds"
-    KEEPING = "the condition ended; kept for keep_firing_for"
-    KEEPING_NO_DATA = "no data; kept for keep_firing_for"
+    KEEPING = "the condition is no longer met; kept for keep_firing_for_seconds"
+    KEEPING_NO_DATA = "no data; kept for keep_firing_for_seconds"
+
+
+SIGNS = {"below": ("<", ">="), "above": (">", "<=")}
+"""Direction of a rule -> how its firing and its resolving threshold are written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +56,9 @@ class Guard:
         value = readings.get(self.reading)
         if value is None:
             return False
-        return (self.at_least is None or value >= self.at_least) and (
-            self.at_most is None or value <= self.at_most
-        )
+        if self.at_least is not None and value < self.at_least:
+            return False
+        return self.at_most is None or value <= self.at_most
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +88,19 @@ class Rule:
 
     def breaches(self, value: float) -> bool:
         """Beyond the firing threshold."""
-        return value < self.fire if self.direction == "below" else value > self.fire
+        if self.direction == "below":
+            return value < self.fire
+        return value > self.fire
 
     def clears(self, value: float) -> bool:
         """At or beyond the resolving threshold."""
-        return value >= self.resolve if self.direction == "below" else value <= self.resolve
+        if self.direction == "below":
+            return value >= self.resolve
+        return value <= self.resolve
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
+class RuleInput:
     """What a rule sees of one instance at one moment: a value, or the reason why there is none."""
 
     value: float | None
@@ -103,7 +111,7 @@ class Observation:
 class Instance:
     """One alert over time."""
 
-    state: State = State.INACTIVE
+    state: AlertState = AlertState.INACTIVE
     reason: Reason = Reason.CLEAR
     pending_since: float | None = None
     """When the condition began to hold without a break."""
@@ -113,63 +121,64 @@ class Instance:
     """The last value that was known."""
 
 
-def advance(rule: Rule, instance: Instance, seen: Observation, now: float) -> Instance:
+def advance(rule: Rule, instance: Instance, seen: RuleInput, now: float) -> Instance:
     """The instance after one more observation.
 
     >>> low = Rule("Low", "specserve_acceptance_rate", "below", fire=0.5, resolve=0.55, for_seconds=60)
-    >>> pending = advance(low, Instance(), Observation(0.4), now=0)
-    >>> pending.state.value, advance(low, pending, Observation(0.4), now=60).state.value
+    >>> pending = advance(low, Instance(), RuleInput(0.4), now=0)
+    >>> pending.state.value, advance(low, pending, RuleInput(0.4), now=60).state.value
     ('pending', 'firing')
     """
-    if seen.value is not None:
-        instance = replace(instance, value=seen.value)
-    if instance.state is State.FIRING:
+    value = seen.value
+    if value is not None:
+        instance = replace(instance, value=value)
+    if instance.state is AlertState.FIRING:
         return _advance_firing(rule, instance, seen, now)
-    if seen.value is None or not rule.breaches(seen.value):
-        reason = seen.absent if seen.value is None else Reason.CLEAR
-        return replace(
-            instance, state=State.INACTIVE, reason=reason, pending_since=None, held_at=None
-        )
-    since = now if instance.pending_since is None else instance.pending_since
-    fires = now - since >= rule.for_seconds
-    return replace(
-        instance,
-        state=State.FIRING if fires else State.PENDING,
-        reason=Reason.HOLDS if fires else Reason.WAITING,
-        pending_since=since,
-        held_at=now,
-    )
+    if value is None or not rule.breaches(value):
+        return _ended(instance, AlertState.INACTIVE, seen)
+    since, state, reason = instance.pending_since, AlertState.PENDING, Reason.WAITING
+    if since is None:
+        since = now
+    if now - since >= rule.for_seconds:
+        state, reason = AlertState.FIRING, Reason.HOLDS
+    return Instance(state, reason, pending_since=since, held_at=now, value=value)
 
 
-def _advance_firing(rule: Rule, instance: Instance, seen: Observation, now: float) -> Instance:
-    if seen.value is not None and not rule.clears(seen.value):
-        return replace(
-            instance,
-            reason=Reason.HOLDS if rule.breaches(seen.value) else Reason.BETWEEN,
-            held_at=now,
-        )
-    held_at = now if instance.held_at is None else instance.held_at
-    if now - held_at < rule.keep_firing_for_seconds:
-        return replace(
-            instance, reason=Reason.KEEPING_NO_DATA if seen.value is None else Reason.KEEPING
-        )
-    reason = seen.absent if seen.value is None else Reason.CLEAR
-    return replace(instance, state=State.RESOLVED, reason=reason, pending_since=None, held_at=None)
+def _advance_firing(rule: Rule, instance: Instance, seen: RuleInput, now: float) -> Instance:
+    value = seen.value
+    if value is not None and not rule.clears(value):
+        reason = Reason.BETWEEN
+        if rule.breaches(value):
+            reason = Reason.HOLDS
+        return replace(instance, reason=reason, held_at=now)
+    held_at = instance.held_at
+    if held_at is not None and now - held_at < rule.keep_firing_for_seconds:
+        reason = Reason.KEEPING
+        if value is None:
+            reason = Reason.KEEPING_NO_DATA
+        return replace(instance, reason=reason)
+    return _ended(instance, AlertState.RESOLVED, seen)
 
 
-def observe(rule: Rule, readings: Readings) -> dict[Labels, Observation]:
+def _ended(instance: Instance, state: AlertState, seen: RuleInput) -> Instance:
+    reason = Reason.CLEAR
+    if seen.value is None:
+        reason = seen.absent
+    return Instance(state, reason, value=instance.value)
+
+
+def observe(rule: Rule, readings: Readings) -> dict[Labels, RuleInput]:
     """What the rule sees now, by instance.
 
     A rule whose labels are all fixed to one value has exactly one instance, with or without a reading.
     """
-    absent = _excuse(rule, readings)
-    found = {
-        labels: Observation(None if absent else value, absent or Reason.NO_DATA)
-        for labels, value in _matches(rule, readings)
-    }
-    if not found and (only := _only_instance(rule)) is not None:
-        assumed = None if absent else rule.when_absent
-        found[only] = Observation(assumed, absent or Reason.NO_DATA)
+    excuse = _excuse(rule, readings)
+    found = {labels: RuleInput(value) for labels, value in _matches(rule, readings)}
+    only = _only_instance(rule)
+    if not found and only is not None:
+        found[only] = RuleInput(rule.when_absent)
+    if excuse is not None:
+        return {labels: RuleInput(None, excuse) for labels in found}
     return found
 
 

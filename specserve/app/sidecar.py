@@ -16,8 +16,8 @@ from pathlib import Path
 from specserve import __version__
 from specserve.alert import builtin
 from specserve.alert.evaluate import Evaluation, Evaluator
-from specserve.alert.notify import Notifier, Pace
-from specserve.alert.rules import State
+from specserve.alert.notify import Notifier, NotifyTimes
+from specserve.alert.rules import AlertState
 from specserve.config.schema import Settings
 from specserve.engine.http.client import client_of
 from specserve.gpu.telemetry import Detached, open_telemetry
@@ -78,7 +78,9 @@ class Watch:
         self._notifier = Notifier(
             settings.alerts.notify,
             identity=identity | settings.alerts.labels,
-            pace=Pace(repeat=settings.alerts.repeat_interval_seconds, interval=self._interval),
+            times=NotifyTimes(
+                repeat=settings.alerts.repeat_interval_seconds, interval=self._interval
+            ),
         )
         folder = Path(sidecar.state_dir or state_dir)
         name = f"baseline-{settings.server.port}-{baseline.identity(settings)}.json"
@@ -254,7 +256,7 @@ class Watch:
         self._notifier.publish(evaluation.to_send, now=now)
         for alert in evaluation.changed:
             level = logging.INFO
-            if alert.state is State.FIRING:
+            if alert.state is AlertState.FIRING:
                 level = logging.WARNING
             extra = {
                 "severity": alert.severity,

@@ -300,9 +300,9 @@ class ProgressProbe:
                     f"unreachable for {lasted} ({self._unreachable} attempts): {detail}",
                 )
             case "blind":
-                reason = f"the metrics cannot be read ({detail}); that alone is no hang"
+                reason = f"the metrics cannot be read ({detail}); not a hang by itself"
             case "starved":
-                reason = f"{self._seen()}; that alone is no hang"
+                reason = f"{self._seen()}; not a hang by itself"
             case _:
                 reason = f"{_word(condition)}: {self._seen()}"
         return ProbeVerdict(ok, reason)

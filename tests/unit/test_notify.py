@@ -19,15 +19,15 @@ from pydantic import TypeAdapter
 
 from specserve.alert import messages
 from specserve.alert.evaluate import Alert
-from specserve.alert.notify import Notifier, Outbox, Pace
-from specserve.alert.rules import Reason, State
+from specserve.alert.notify import Notifier, NotifyTimes, Outbox
+from specserve.alert.rules import AlertState, Reason
 from specserve.config.alerting import Receiver
 from specserve.metric_families import key
 
 FIRING = Alert(
     name="AcceptanceRateLow",
     severity="warning",
-    state=State.FIRING,
+    state=AlertState.FIRING,
     reason=Reason.HOLDS,
     labels=(),
     value=0.31,
@@ -37,7 +37,7 @@ FIRING = Alert(
     started_at=1_800_000_000.0,
     causes=("the traffic", "the draft"),
 )
-RESOLVED = replace(FIRING, state=State.RESOLVED, reason=Reason.CLEAR, ended_at=1_800_000_060.0)
+RESOLVED = replace(FIRING, state=AlertState.RESOLVED, reason=Reason.CLEAR, ended_at=1_800_000_060.0)
 WHO = {"model_name": "tiny", "instance": "a"}
 
 
@@ -106,12 +106,12 @@ class Serving:
         self.thread.join()
 
 
-FAST = Pace(first_retry=0.02, longest_retry=0.05)
+FAST = NotifyTimes(first_retry=0.02, longest_retry=0.05)
 
 
-def notifier(*receivers: dict[str, Any], pace: Pace = FAST) -> Notifier:
+def notifier(*receivers: dict[str, Any], times: NotifyTimes = FAST) -> Notifier:
     parsed = TypeAdapter(list[Receiver]).validate_python(list(receivers))
-    made = Notifier(parsed, identity=WHO, pace=pace, wall=lambda: 1_800_000_100.0)
+    made = Notifier(parsed, identity=WHO, times=times, wall=lambda: 1_800_000_100.0)
     made.start()
     return made
 
@@ -206,7 +206,7 @@ def test_slack_text(server: Server) -> None:
 
 def test_said_once_and_repeated(server: Server) -> None:
     """The same state is sent once, again after the repeat interval, and the end once."""
-    sender = notifier({"type": "webhook", "url": server.url}, pace=replace(FAST, repeat=100))
+    sender = notifier({"type": "webhook", "url": server.url}, times=replace(FAST, repeat=100))
     # One message too many would stand in the list at the end.
     steps = (
         (0, [FIRING], 1),
@@ -230,7 +230,7 @@ def test_said_once_and_repeated(server: Server) -> None:
 
 def test_alertmanager_is_reminded(server: Server) -> None:
     """Alertmanager hears of a firing alert every resend interval, or it would take it for resolved."""
-    sender = notifier({"type": "alertmanager", "url": server.url}, pace=replace(FAST, resend=60))
+    sender = notifier({"type": "alertmanager", "url": server.url}, times=replace(FAST, resend=60))
     for now, told in ((0, 1), (30, 1), (60, 2), (119, 2), (120, 3)):
         sender.publish([FIRING], now=now)
         until(lambda told=told: len(server.got) >= told)
@@ -240,7 +240,9 @@ def test_alertmanager_is_reminded(server: Server) -> None:
 
 def test_an_alert_lasts_longer_than_a_long_interval(server: Server) -> None:
     """With five minutes between two rounds, four of them until Alertmanager takes silence for the end."""
-    sender = notifier({"type": "alertmanager", "url": server.url}, pace=replace(FAST, interval=300))
+    sender = notifier(
+        {"type": "alertmanager", "url": server.url}, times=replace(FAST, interval=300)
+    )
     sender.publish([FIRING], now=0)
     until(lambda: server.got)
     sender.stop()
@@ -285,7 +287,7 @@ def test_the_latest_word_survives_an_outage(server: Server) -> None:
     server.answers = [500]
     sender = notifier(
         {"type": "webhook", "url": server.url},
-        pace=replace(FAST, first_retry=0.2, longest_retry=0.2),
+        times=replace(FAST, first_retry=0.2, longest_retry=0.2),
     )
     sender.publish([FIRING], now=0)
     until(lambda: len(server.got) == 1)
@@ -398,7 +400,9 @@ def test_outbox_takes_back() -> None:
 
 def test_queue_length_is_a_reading() -> None:
     """The readings name each receiver and count what waits."""
-    sender = notifier({"type": "webhook", "url": closed_port()}, pace=replace(FAST, first_retry=60))
+    sender = notifier(
+        {"type": "webhook", "url": closed_port()}, times=replace(FAST, first_retry=60)
+    )
     sender.publish([FIRING], now=0)
     until(lambda: sender.readings()[key("specserve_notification_queue_length")] == 1)
     assert (

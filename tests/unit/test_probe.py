@@ -201,7 +201,7 @@ def test_starved_is_said_and_is_not_hung(life: Life) -> None:
     seen = life.steps(40)
     assert seen.condition == "starved"
     assert seen.live.ok
-    assert "that alone is no hang" in seen.live.reason
+    assert "not a hang by itself" in seen.live.reason
     assert not seen.ready.ok
     life.engine.running, life.engine.waiting = 5, 2
     assert life.steps(3, work=10).ready.ok

@@ -12,12 +12,12 @@ from pydantic import ValidationError
 from specserve.alert.builtin import definitions, rules
 from specserve.alert.evaluate import Evaluation, Evaluator
 from specserve.alert.rules import (
+    AlertState,
     Guard,
     Instance,
-    Observation,
     Reason,
     Rule,
-    State,
+    RuleInput,
     advance,
     observe,
 )
@@ -44,10 +44,10 @@ def settings(**alerts: Any) -> Settings:
 
 
 def run(rule: Rule, *steps: tuple[float, float | None]) -> list[tuple[str, Reason]]:
-    """State and reason after each (time, value)."""
+    """AlertState and reason after each (time, value)."""
     instance, seen = Instance(), []
     for now, value in steps:
-        instance = advance(rule, instance, Observation(value), now)
+        instance = advance(rule, instance, RuleInput(value), now)
         seen.append((instance.state.value, instance.reason))
     return seen
 
@@ -135,7 +135,7 @@ def test_absent_does_not_clear_at_once() -> None:
         ("firing", Reason.KEEPING_NO_DATA),
         ("resolved", Reason.NO_DATA),
     ]
-    fired = advance(LOW, Instance(State.FIRING, held_at=0.0, value=0.4), Observation(None), 10)
+    fired = advance(LOW, Instance(AlertState.FIRING, held_at=0.0, value=0.4), RuleInput(None), 10)
     assert fired.value == 0.4
 
 
@@ -145,9 +145,9 @@ def test_never_fires_before_for(values: list[float | None]) -> None:
     instance, breaches = Instance(), 0
     for n, value in enumerate(values):
         before = instance.state
-        instance = advance(LOW, instance, Observation(value), 10.0 * n)
+        instance = advance(LOW, instance, RuleInput(value), 10.0 * n)
         breaches = breaches + 1 if value is not None and value < 0.5 else 0
-        if instance.state is State.FIRING and before is not State.FIRING:
+        if instance.state is AlertState.FIRING and before is not AlertState.FIRING:
             assert breaches >= 7
 
 
@@ -169,17 +169,17 @@ def test_sample_and_guards_silence_a_rule() -> None:
         key("specserve_requests_running"): 8.0,
     }
 
-    def only(readings: dict[MetricKey, float]) -> Observation:
+    def only(readings: dict[MetricKey, float]) -> RuleInput:
         (seen,) = observe(rule, readings).values()
         return seen
 
-    assert only({**rate, key("n"): 1000}) == Observation(0.1)
+    assert only({**rate, key("n"): 1000}) == RuleInput(0.1)
     assert only({**rate, key("n"): 999}).absent is Reason.TOO_FEW_SAMPLES
-    assert only(rate) == Observation(None, Reason.TOO_FEW_SAMPLES)
-    assert only({**rate, key("n"): 1000, key("specserve_requests_running"): 9.0}) == Observation(
+    assert only(rate) == RuleInput(None, Reason.TOO_FEW_SAMPLES)
+    assert only({**rate, key("n"): 1000, key("specserve_requests_running"): 9.0}) == RuleInput(
         None, Reason.GUARDED
     )
-    assert only({key("n"): 1000}) == Observation(None, Reason.GUARDED)
+    assert only({key("n"): 1000}) == RuleInput(None, Reason.GUARDED)
 
 
 def test_one_alert_for_each_device() -> None:
@@ -203,7 +203,7 @@ def test_an_instance_that_vanished_resolves() -> None:
     evaluator.evaluate({key("specserve_gpu_temperature_celsius", gpu="0"): 90.0}, now=0, at=1000)
     (gone,) = evaluator.evaluate({}, now=5, at=1005).to_send
     assert (gone.state, gone.reason, gone.started_at, gone.ended_at) == (
-        State.RESOLVED,
+        AlertState.RESOLVED,
         Reason.NO_DATA,
         1000,
         1005,
