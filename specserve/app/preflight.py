@@ -16,6 +16,7 @@ from specserve.checkpoint.facts import CheckpointRefused, ModelFacts
 from specserve.config.schema import Settings
 from specserve.config.speculation import NEEDS_DRAFT
 from specserve.errors import ConfigError, PreflightRefused, Problem
+from specserve.files import read_small
 from specserve.findings import CODES, Finding
 from specserve.memory.findings import of_plan
 from specserve.pair import consistency, heads, match, mtp, sampling, vocabulary
@@ -316,7 +317,7 @@ def _measured_with_another(loaded: Loaded, installed: Installed) -> Iterator[Fin
         measured.append((Path(profile), f"specserve bench {loaded.path}"))
     for path, fix in measured:
         try:
-            engine = json.loads(path.read_text(encoding="utf-8")).get("engine")
+            engine = json.loads(read_small(path)).get("engine")
         except (
             OSError,
             ValueError,

@@ -13,8 +13,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specserve.errors import ConfigError
+from specserve.files import read_small, write_whole
 
 VERSION: Literal[1] = 1
+MAX_RESULT_BYTES = 256 * 1024**2
+"""A request takes about 300 bytes of a result."""
 
 
 class _Record(BaseModel):
@@ -239,7 +242,7 @@ class _Unmeasured(ValueError):
 def read(path: Path) -> Result:
     """Read a result file. Raises ConfigError when it is none."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_small(path, limit=MAX_RESULT_BYTES)
         found = json.loads(text, parse_float=_number, parse_int=_number, parse_constant=_number)
         return Result.model_validate(found)
     except OSError as error:
@@ -259,6 +262,4 @@ def read(path: Path) -> Result:
 def write(result: Result, path: Path) -> None:
     """Write a result file; a reader sees the old or the new one, never half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(result.model_dump_json(indent=1), encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, result.model_dump_json(indent=1))

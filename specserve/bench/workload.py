@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specserve.errors import ConfigError, Problem
+from specserve.files import replacing
 
 MAX_LINE_BYTES = 1 << 20
 MAX_REQUESTS = 100_000
@@ -356,20 +357,15 @@ def redact_file(source: Path, destination: Path, *, keep_text: bool) -> int:
     if destination.exists() and destination.samefile(source):
         raise ConfigError("is the trace itself; must be another file", where=str(destination))
     count = 0
-    temporary = destination.with_suffix(destination.suffix + ".tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as out:
-            for number, line in _lines(source):
-                try:
-                    out.write(redact(line, keep_text=keep_text) + "\n")
-                except (ValueError, RecursionError) as error:
-                    raise ConfigError(str(error), where=f"{source}:{number}") from None
-                count += 1
+    with replacing(destination) as out:
+        for number, line in _lines(source):
+            try:
+                out.write(redact(line, keep_text=keep_text) + "\n")
+            except (ValueError, RecursionError) as error:
+                raise ConfigError(str(error), where=f"{source}:{number}") from None
+            count += 1
         if not count:
             raise ConfigError("holds no requests; must have one a line", where=str(source))
-        temporary.replace(destination)
-    finally:
-        temporary.unlink(missing_ok=True)
     return count
 
 

@@ -15,8 +15,8 @@ from specserve.checkpoint.facts import ModelFacts
 from specserve.checkpoint.safetensors import Corrupt, parse_object
 from specserve.config.models import Sha256
 from specserve.errors import ConfigError
+from specserve.files import read_small
 from specserve.findings import Finding
-from specserve.units import size
 
 Progress = Callable[[str, int], None]
 """Called with a file's name and the bytes hashed since the last call."""
@@ -101,9 +101,7 @@ def read_manifest(path: Path) -> Manifest:
     """A manifest from its file. Raises ConfigError."""
     fix = "specserve models lock CONFIG"
     try:
-        if path.stat().st_size > MAX_MANIFEST_BYTES:
-            raise Corrupt(f"has more than {size(MAX_MANIFEST_BYTES)}")
-        body = parse_object(path.read_bytes())
+        body = parse_object(read_small(path, limit=MAX_MANIFEST_BYTES).encode())
         models = {key: _records(entry["files"]) for key, entry in body["models"].items()}
         revisions = {key: entry.get("revision") for key, entry in body["models"].items()}
     except FileNotFoundError:

@@ -229,9 +229,9 @@ def write_ready(serving: Serving, path: Path) -> None:
     import json
     from dataclasses import asdict
 
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(asdict(serving), default=str, indent=1), encoding="utf-8")
-    temporary.replace(path)
+    from specserve.files import write_whole
+
+    write_whole(path, json.dumps(asdict(serving), default=str, indent=1))
 
 
 def block(serving: Serving) -> str:

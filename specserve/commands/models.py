@@ -27,11 +27,12 @@ def models() -> None:
 def lock(loaded: Loaded) -> None:
     """Write sizes and SHA-256 of both models to CONFIG's .lock.json."""
     from specserve.checkpoint import lock as integrity
+    from specserve.files import write_whole
 
     with hashing() as progress:
         manifest = integrity.lock(_facts(loaded.settings), progress)
     path = integrity.lock_path(loaded.path)
-    path.write_text(manifest.to_json(), encoding="utf-8")
+    write_whole(path, manifest.to_json())
     files = sum(len(records) for records in manifest.models.values())
     click.echo(f"{path}: {files} files of {len(manifest.models)} models")
 

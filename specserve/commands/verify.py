@@ -94,9 +94,10 @@ def _subject(loaded: Loaded | None, url: str | None, key_file: Path | None) -> S
 
 def _key(file: Path) -> str:
     from specserve.errors import ConfigError
+    from specserve.files import read_small
 
     try:
-        return file.read_text(encoding="utf-8").strip()
+        return read_small(file).strip()
     except UnicodeDecodeError:
         raise ConfigError(
             "is not UTF-8 text; must hold the key", where=f"--api-key-file {file}"

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specserve.files import read_small, write_whole
 from specserve.memory.result import Calibration, Plan
 from specserve.units import gib
 
@@ -123,14 +124,14 @@ def path_for(config: Path) -> Path:
 def save(calibration: Calibration, config: Path) -> Path:
     """Write the measurement beside the config."""
     path = path_for(config)
-    path.write_text(json.dumps(asdict(calibration), indent=2) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(asdict(calibration), indent=2) + "\n")
     return path
 
 
 def load(config: Path, *, key: str) -> Calibration | None:
     """The measurement beside the config, when it is of the same deployment."""
     try:
-        found = Calibration(**json.loads(path_for(config).read_text(encoding="utf-8")))
+        found = Calibration(**json.loads(read_small(path_for(config))))
     except (OSError, ValueError, TypeError):
         return None
     numbers = (found.weights_bytes, found.overhead_bytes, found.cuda_graph_bytes or 0)

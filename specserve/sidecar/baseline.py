@@ -12,13 +12,13 @@ import hashlib
 import json
 import logging
 import statistics
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from specserve.config.schema import Settings
+from specserve.files import read_small, write_whole
 from specserve.metric_families import MetricKey, Readings, key
 
 LOG = logging.getLogger("specserve.sidecar")
@@ -165,7 +165,7 @@ class Baseline:
 def load(path: Path) -> Baseline:
     """What an earlier run has kept; empty when there is nothing, or nothing that can be read."""
     try:
-        kept: Any = json.loads(path.read_text(encoding="utf-8"))
+        kept: Any = json.loads(read_small(path))
         points = {
             str(n): [(float(at), float(v)) for at, v in rows] for n, rows in kept["points"].items()
         }
@@ -184,12 +184,7 @@ def save(baseline: Baseline, path: Path) -> None:
     """Write it whole or not at all. A folder that cannot be written is said and survived."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=path.name) as folder:
-            fresh = Path(folder) / path.name
-            fresh.write_text(
-                json.dumps({"version": 1, "points": baseline.points}), encoding="utf-8"
-            )
-            fresh.replace(path)
+        write_whole(path, json.dumps({"version": 1, "points": baseline.points}))
     except OSError as error:
         LOG.warning(
             "cannot keep the acceptance baseline", extra={"path": str(path), "why": str(error)}

@@ -19,6 +19,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specserve.errors import ConfigError
+from specserve.files import read_small
 from specserve.metric_families import MetricKey, Readings, key
 
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -74,7 +75,7 @@ class Profile(BaseModel):
 def load(path: Path) -> Profile:
     """Read a profile. Raises ConfigError naming what is wrong with it."""
     try:
-        return Profile.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        return Profile.model_validate(json.loads(read_small(path)))
     except OSError as error:
         raise ConfigError(
             f"cannot read the benchmark profile: {error.strerror}", where=str(path)

