@@ -19,7 +19,7 @@ from specserve.bench.workload import Request, Workload
 from specserve.config.load import Loaded
 from specserve.engine.canary import corruption
 from specserve.engine.http import metrics
-from specserve.engine.http.client import Completion, EngineClient, EngineError
+from specserve.engine.http.client import Completion, EngineClient, EngineError, own_client
 from specserve.errors import (
     ConfigError,
     EngineStartError,
@@ -53,9 +53,9 @@ class ArmSpec:
 
     def client(self) -> EngineClient:
         """A client of its server."""
-        return EngineClient(
-            self.url or self.loaded.settings.base_url, self.api_key, verify=self.verifies
-        )
+        if self.url is None:
+            return own_client(self.loaded.settings)
+        return EngineClient(self.url, self.api_key)
 
     @property
     def api_key(self) -> str | None:
@@ -66,7 +66,7 @@ class ArmSpec:
     @property
     def verifies(self) -> bool:
         """Whether the certificate of its server is checked; that of a server which we launch is our own."""
-        return self.url is not None or self.loaded.settings.server.tls.cert_file is None
+        return self.url is not None
 
 
 def require_side_by_side(specs: Sequence[ArmSpec], *, has_gpu: bool) -> None:

@@ -12,12 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import urllib3
-
 from specserve.app.launch import Launch
 from specserve.config.schema import Settings
 from specserve.engine.command import args
-from specserve.engine.http.client import EngineClient
+from specserve.engine.http.client import own_client
 from specserve.engine.inside import repairs
 from specserve.engine.output import logs
 from specserve.supervise import leftovers
@@ -74,7 +72,7 @@ class _Run:
     def __init__(self, launch: Launch, report: Reporter, log: EngineLog) -> None:
         self._launch, self._report, self._log = launch, report, log
         settings = launch.settings
-        self._client = engine_client(settings)
+        self._client = own_client(settings)
         self._readiness = Readiness(self._client, settings.served_model_name, self._canary)
         self._follows = settings.engine.node_rank > 0
         alive = (lambda: None) if self._follows else self._readiness.check_alive
@@ -283,17 +281,4 @@ def limits(settings: Settings) -> Limits:
         drain_timeout_seconds=engine.drain_timeout_seconds + DRAIN_MARGIN_SECONDS,
         max_restarts=engine.max_restarts,
         backoff_seconds=engine.restart_backoff_seconds,
-    )
-
-
-def engine_client(settings: Settings) -> EngineClient:
-    """A client of the engine on this machine. Its certificate is not checked: the name in it is not 127.0.0.1."""
-    key = settings.server.api_key
-    if settings.server.tls.cert_file is not None:
-        urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
-    return EngineClient(
-        settings.base_url,
-        key.get_secret_value() if key else None,
-        verify=settings.server.tls.cert_file is None,
-        model=settings.served_model_name,
     )

@@ -19,7 +19,7 @@ from specserve.alert.evaluate import Evaluation, Evaluator
 from specserve.alert.notify import Notifier, NotifyTimes
 from specserve.alert.rules import AlertState
 from specserve.config.schema import Settings
-from specserve.engine.http.client import client_of
+from specserve.engine.http.client import own_client
 from specserve.gpu.telemetry import Detached, open_telemetry
 from specserve.metric_families import WINDOWS, MetricKey, key
 from specserve.sidecar import baseline, page, speedup, status
@@ -65,10 +65,12 @@ class Watch:
         port is taken or the benchmark profile cannot be used."""
         sidecar, self._settings = settings.sidecar, settings
         alone = engine_url is not None
-        self.engine_url = (engine_url or settings.base_url).rstrip("/")
+        if engine_url is not None:
+            engine_url = engine_url.rstrip("/")
+        self.engine_url = engine_url or settings.base_url
         self._launch_state, self._clock, self._wall = launch_state, clock, wall
         self._interval = sidecar.scrape_interval_seconds
-        self._client = client_of(settings, self.engine_url, alone=alone)
+        self._client = own_client(settings, engine_url)
         self._rules = Evaluator(builtin.rules(settings))
         # The machine's name, since the address is loopback or 0.0.0.0 on every one of them.
         identity = {

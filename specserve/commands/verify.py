@@ -76,19 +76,20 @@ def _say(outcome: Outcome) -> None:
 
 def _subject(loaded: Loaded | None, url: str | None, key_file: Path | None) -> Subject:
     from specserve.app.golive import Subject
-    from specserve.engine.http.client import EngineClient
+    from specserve.engine.http.client import EngineClient, own_client
 
-    settings = loaded.settings if loaded else None
-    key = (
-        settings.server.api_key.get_secret_value() if settings and settings.server.api_key else None
-    )
+    key = None
     if key_file is not None:
         key = _key(key_file)
-    base = url or (settings.base_url if settings else "")
-    own_certificate = (
-        settings is not None and url is None and settings.server.tls.cert_file is not None
-    )
-    client = EngineClient(base, key, verify=not own_certificate)
+    if loaded is None:
+        return Subject(EngineClient(url or "", key), None, has_key=key is not None)
+    settings = loaded.settings
+    if key is None and settings.server.api_key is not None:
+        key = settings.server.api_key.get_secret_value()
+    if url is None:
+        client = own_client(settings, key=key)
+    else:
+        client = EngineClient(url, key)
     return Subject(client, settings, has_key=key is not None)
 
 

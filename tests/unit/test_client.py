@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
+from specserve.config.schema import Settings
 from specserve.engine.http.client import (
     Chunk,
     Completion,
@@ -19,7 +22,9 @@ from specserve.engine.http.client import (
     EngineRefused,
     EngineUnreachable,
     Streamed,
+    certificate_is_ours,
     collect,
+    own_client,
 )
 from specserve.errors import ConfigError, ExitCode
 
@@ -353,3 +358,49 @@ def test_threads_share_one_client(server, client):
     for thread in threads:
         thread.join()
     assert found == [True] * 40
+
+
+CERTIFIED = {"cert_file": "c.pem", "key_file": "k.pem"}
+
+
+@pytest.mark.parametrize(
+    ("host", "tls", "url", "base_url", "is_checked"),
+    [
+        ("127.0.0.1", False, None, "http://127.0.0.1:8000", False),
+        ("127.0.0.1", True, None, "https://127.0.0.1:8000", False),
+        ("0.0.0.0", True, None, "https://127.0.0.1:8000", False),
+        ("10.0.0.5", True, None, "https://10.0.0.5:8000", False),
+        ("10.0.0.5", True, "https://10.0.0.5:8000", "https://10.0.0.5:8000", False),
+        ("10.0.0.5", True, "https://10.0.0.6:8000", "https://10.0.0.6:8000", True),
+        ("127.0.0.1", False, "https://localhost:9000", "https://localhost:9000", False),
+        ("127.0.0.1", False, "https://[::1]:9000", "https://[::1]:9000", False),
+        ("127.0.0.1", False, "https://llm.example:9000", "https://llm.example:9000", True),
+    ],
+)
+def test_the_certificate_of_our_own_engine_is_not_checked(
+    host: str, tls: bool, url: str | None, base_url: str, is_checked: bool
+) -> None:
+    """At the config's own address and on loopback the name in a certificate is another; elsewhere it counts."""
+    server = {"host": host, "api_key": "secret", "tls": CERTIFIED if tls else {}}
+    settings = Settings.model_validate(
+        {
+            "server": server,
+            "models": {"target_model": {"path": "m"}},
+            "speculative_decoding": {"method": "ngram"},
+        }
+    )
+    client = own_client(settings, url)
+    assert client.base_url == base_url
+    assert certificate_is_ours(settings, client.base_url) is not is_checked
+
+
+def test_one_place_decides_about_certificates() -> None:
+    """No second module reads the TLS settings or compares with loopback to decide whether to check one."""
+    package = Path(__file__).parents[2] / "specserve"
+    reading = re.compile(r"verify=.*(tls|LOOPBACK|cert_file)|verify = .*(tls|LOOPBACK|cert_file)")
+    found = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if reading.search(path.read_text())
+    }
+    assert found <= {"engine/http/client.py", "sidecar/contact.py"}

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import urllib3
+
 from specserve.engine.http.transport import EngineError, EngineRefused, EngineUnreachable, Transport
 from specserve.units import MIB
 
@@ -290,12 +292,37 @@ def _text(choice: Mapping[str, Any], keys: tuple[str, ...] = (*_THOUGHTS, "conte
     return "".join(str(part.get(key) or "") for key in keys)
 
 
-def client_of(settings: Settings, url: str, *, alone: bool) -> EngineClient:
-    """The certificate of an engine on this machine is not checked: its name is not 127.0.0.1."""
-    secret = settings.server.api_key
-    return EngineClient(
-        url,
-        secret.get_secret_value() if secret else None,
-        verify=urlsplit(url).hostname not in LOOPBACK,
-        model=settings.server.served_model_name if alone else settings.served_model_name,
-    )
+def own_client(
+    settings: Settings, url: str | None = None, *, key: str | None = None
+) -> EngineClient:
+    """A client of the engine that this config starts; ``url`` where it is not at the config's own address.
+
+    The certificate is not checked at the config's own address and on loopback, where the name in it is
+    another; anywhere else it is. An engine at another address is asked for its model, unless the config
+    says the name that it serves. ``key`` None is the config's.
+    """
+    if key is None and settings.server.api_key is not None:
+        key = settings.server.api_key.get_secret_value()
+    model = settings.server.served_model_name
+    if url is None:
+        url = settings.base_url
+        model = settings.served_model_name
+    verify = not certificate_is_ours(settings, url)
+    if not verify and url.startswith("https:"):
+        urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
+    return EngineClient(url, key, verify=verify, model=model)
+
+
+def certificate_is_ours(settings: Settings, url: str) -> bool:
+    """Whether the engine of this config shows its certificate at this address.
+
+    >>> from specserve.config.schema import Settings
+    >>> settings = Settings(
+    ...     models={"target_model": {"path": "m"}}, speculative_decoding={"method": "ngram"}
+    ... )
+    >>> certificate_is_ours(settings, "https://localhost:1")
+    True
+    >>> certificate_is_ours(settings, "https://10.0.0.5:8000")
+    False
+    """
+    return url == settings.base_url or urlsplit(url).hostname in LOOPBACK
