@@ -1,8 +1,9 @@
 """Every metric that specserve exports: name, kind, labels, unit, and what it means.
 
-The table is the contract between the sidecar that measures, the alert rules that refer to it, and the
-documentation that is generated from it. Each sample on the wire carries one more label, ``model_name`` (the
-name that clients send), so that a fleet can be summed by model; readings leave it out.
+The table is the contract between the sidecar that measures, the alert rules that refer to it, and
+the documentation that is generated from it. Each sample on the wire carries one more label,
+``model_name`` (the name that clients send), so that a fleet can be summed by model; readings leave
+it out.
 
 A family of which nothing is known has no sample. Zero means measured zero.
 """
@@ -62,7 +63,8 @@ CONDITIONS = (
     "down",
     "draining",
 )
-"""What the engine is doing, exactly one at a time. ``suspect``: work, no progress, not yet long enough."""
+"""What the engine is doing, exactly one at a time. ``suspect``: work, no progress, not yet long
+enough."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""The built-in alerts as data (``builtin.yaml``), and the sidecar's rules made from them and the settings."""
+"""The built-in alerts as data (``builtin.yaml``), and the sidecar's rules made from them and the
+settings."""
 
 from __future__ import annotations
 
@@ -91,7 +92,8 @@ class Thresholds:
 
 
 def thresholds(alerts: Alerts, name: str) -> Thresholds:
-    """The settings of one built-in alert. Those without a number watch something that is 0 while all is well."""
+    """The settings of one built-in alert. Those without a number watch something that is 0 while
+    all is well."""
     timing: Timing = alerts.acceptance_rate
     if name != "AcceptanceRateLow":
         timing = getattr(alerts.rules, name)
@@ -181,7 +183,8 @@ def largest_drafting_batch(settings: Settings) -> int | None:
 
 
 def drafts_are_full(settings: Settings) -> bool:
-    """Whether every draft has num_speculative_tokens, so that a rare last position is a poor one."""
+    """Whether every draft has num_speculative_tokens, so that a rare last position is a poor
+    one."""
     spec = settings.speculative_decoding
     lengths = {tokens for _, _, tokens in spec.schedule or () if tokens > 0}
     return settings.method not in WITHOUT_DRAFT and lengths <= {spec.num_speculative_tokens}

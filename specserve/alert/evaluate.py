@@ -97,7 +97,8 @@ class Evaluation:
     changed: tuple[Alert, ...] = ()
     """Alerts that began to fire or ended in this round, for the log."""
     to_send: tuple[Alert, ...] = ()
-    """What receivers should know now: firing alerts, and those just resolved. Not one that was inhibited throughout."""
+    """What receivers should know now: firing alerts, and those just resolved. Not one that was
+    inhibited throughout."""
 
 
 @dataclass(slots=True)
@@ -116,7 +117,8 @@ class Evaluator:
         self._tracked: dict[tuple[int, Labels], _Tracked] = {}
 
     def evaluate(self, readings: Readings, *, now: float, at: float) -> Evaluation:
-        """One round. ``now`` is a monotonic clock in seconds, ``at`` the wall clock in Unix seconds."""
+        """One round. ``now`` is a monotonic clock in seconds, ``at`` the wall clock in Unix
+        seconds."""
         alerts: list[tuple[Alert, _Tracked]] = []
         for number, rule in enumerate(self.rules):
             inputs = observe(rule, readings)
@@ -147,7 +149,8 @@ class Evaluator:
             tracked.started_at = min(tracked.started_at, at)
 
     def readings(self, evaluation: Evaluation) -> dict[MetricKey, float]:
-        """The ``specserve_alert_*`` samples: one for each rule that is switched on, 0 while it is quiet."""
+        """The ``specserve_alert_*`` samples: one for each rule that is switched on, 0 while it is
+        quiet."""
         result: dict[MetricKey, float] = {}
         for rule in self.rules:
             for family in ("specserve_alert_firing", "specserve_alert_pending"):
@@ -178,7 +181,8 @@ def _announce(
             continue
         active.append(alert)
         if alert.state is AlertState.FIRING and (inhibitor is None or tracked.announced):
-            # Once announced, an alert is sent again and again: Alertmanager takes silence for its end.
+            # Once announced, an alert is sent again and again: Alertmanager takes silence for its
+            # end.
             tracked.announced = True
             to_send.append(alert)
     return Evaluation(tuple(active), tuple(changed), tuple(to_send))

@@ -1,6 +1,8 @@
-"""Rules that can never fire: they ask for a series that nothing exports, or they are not PromQL at all.
+"""Rules that can never fire: they ask for a series that nothing exports, or they are not PromQL at
+all.
 
-A rule copied from a guide for another version of vLLM is silent for ever, and Prometheus accepts it.
+A rule copied from a guide for another version of vLLM is silent for ever, and Prometheus accepts
+it.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ _PROMETHEUS = {
     "scrape_sample_limit",
     "scrape_body_size_bytes",
 }
-"""Series that Prometheus makes itself (its docs on jobs and instances, and on alerting rules; read 2026-11-30)."""
+"""Series that Prometheus makes itself (its docs on jobs and instances, and on alerting rules; read
+2026-11-30)."""
 
 
 class _Rule(BaseModel):
@@ -63,7 +66,8 @@ def _parser() -> ModuleType:
 
 
 def series_of(expression: str) -> set[str]:
-    """The names of the series that a PromQL expression asks for. Raises ValueError for what is not PromQL.
+    """The names of the series that a PromQL expression asks for. Raises ValueError for what is not
+    PromQL.
 
     >>> sorted(series_of('sum by (job) (rate(a_total{x="b"}[5m])) / on (job) c offset 1h > 0 unless d'))
     ['a_total', 'c', 'd']
@@ -94,9 +98,11 @@ def exported(exposition: str) -> set[str]:
 
 
 def problems(text: str, where: str, present: Collection[str]) -> Iterable[Problem]:
-    """What no server exports, by rule. ``present`` is what was scraped; specserve's own families come on top.
+    """What no server exports, by rule. ``present`` is what was scraped; specserve's own families
+    come on top.
 
-    An idle server leaves out what it does not know, so its families count as present by their table.
+    An idle server leaves out what it does not know, so its families count as present by their
+    table.
     """
     rules = [rule for group in _read(text, where).groups for rule in group.rules]
     recorded = {rule.record for rule in rules if rule.record is not None}

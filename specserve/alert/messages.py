@@ -74,7 +74,8 @@ def alertmanager(
 ) -> list[AlertBody]:
     """The body of ``POST /api/v2/alerts``.
 
-    A firing alert ends at ``until`` unless it is sent again before, so it goes away when the sidecar does.
+    A firing alert ends at ``until`` unless it is sent again before, so it goes away when the
+    sidecar does.
     """
     return [_common(alert, identity, until=timestamp(until)) for alert in alerts]
 
@@ -140,7 +141,8 @@ def fingerprint(pairs: Mapping[str, str]) -> str:
 def signature(secret: str, body: bytes, *, at: int) -> str:
     """The signature header: ``t=<unix seconds>,v1=<HMAC-SHA256 of "<t>.<body>" in hex>``.
 
-    The receiver computes the same over the raw body, compares in constant time, and refuses an old ``t``.
+    The receiver computes the same over the raw body, compares in constant time, and refuses an old
+    ``t``.
 
     >>> signature("key", b"{}", at=1)[:12]
     't=1,v1=1ba6b'

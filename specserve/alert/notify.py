@@ -1,8 +1,10 @@
-"""Receivers: Alertmanager, webhook, Slack. A dead one delays nothing, loses little, and leaks nothing.
+"""Receivers: Alertmanager, webhook, Slack. A dead one delays nothing, loses little, and leaks
+nothing.
 
-`Notifier.publish` is called after every evaluation with what receivers should know *now*; it only fills one
-bounded outbox for each receiver and returns. One thread for each receiver empties its outbox. An outbox holds
-the latest word on an alert, not a history: after an outage the receiver hears how things stand.
+`Notifier.publish` is called after every evaluation with what receivers should know *now*; it only
+fills one bounded outbox for each receiver and returns. One thread for each receiver empties its
+outbox. An outbox holds the latest word on an alert, not a history: after an outage the receiver
+hears how things stand.
 """
 
 from __future__ import annotations
@@ -70,7 +72,8 @@ class Outbox:
         return dropped
 
     def put_back(self, batch: Mapping[str, Alert]) -> int:
-        """Return what could not be sent, unless something newer has come; the number that found no room."""
+        """Return what could not be sent, unless something newer has come; the number that found no
+        room."""
         with self._changed:
             still_news = [fingerprint for fingerprint in batch if fingerprint not in self._waiting]
             room = max(0, self._capacity - len(self._waiting))
@@ -162,7 +165,8 @@ class Worker:
         self._thread.join(timeout)
 
     def _run(self) -> None:
-        """Until `stop`. A bug ends it too: then what it held counts as failed, and what comes as dropped."""
+        """Until `stop`. A bug ends it too: then what it held counts as failed, and what comes as
+        dropped."""
         session = requests.Session()
         batch: dict[str, Alert] = {}
         pause, complaint = self._times.first_retry, ""
@@ -283,7 +287,8 @@ class Notifier:
             worker.start()
 
     def publish(self, alerts: Sequence[Alert], *, now: float) -> None:
-        """Tell the receivers how things stand (`Evaluation.to_send`). Never blocks. ``now``: monotonic seconds."""
+        """Tell the receivers how things stand (`Evaluation.to_send`). Never blocks. ``now``:
+        monotonic seconds."""
         for worker in self.workers:
             worker.publish(alerts, now)
 

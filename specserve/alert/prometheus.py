@@ -1,7 +1,7 @@
 """The built-in alerts as one Prometheus rule file for a fleet, and what Alertmanager inhibits.
 
-The same thresholds, times and minimum samples as on one server. Between the two thresholds an alert goes on
-only if it fires already, which a rule learns from Prometheus' own ``ALERTS`` series.
+The same thresholds, times and minimum samples as on one server. Between the two thresholds an alert
+goes on only if it fires already, which a rule learns from Prometheus' own ``ALERTS`` series.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ BY = {
     "model": "namespace, job, model_name",
     "instance": "namespace, job, pod, instance, model_name",
 }
-"""Labels that remain. namespace and pod exist in Kubernetes only; elsewhere they are empty and harmless."""
+"""Labels that remain. namespace and pod exist in Kubernetes only; elsewhere they are empty and
+harmless."""
 _MEMBERS = ("gpu", "engine")
 """Labels of what a replica has several of."""
 _VALUE = '{{ printf "%.3g" $value }}'
@@ -72,7 +73,8 @@ _YIELD = (
     "sum by ($by) (rate(specserve_accepted_tokens_total[$window])) / (sum by ($by) "
     "(rate(specserve_draft_tokens_total[$window])) + sum by ($by) (rate(specserve_drafts_total[$window])))"
 )
-"""Accepted tokens per verified token. No alert has it; with the number of running requests it says what load costs."""
+"""Accepted tokens per verified token. No alert has it; with the number of running requests it says
+what load costs."""
 
 
 def rule_file(alerts: Alerts, *, runbook_base_url: str | None = None) -> str:
@@ -134,7 +136,8 @@ def inhibit_rules() -> str:
         {
             "source_matchers": [f'alertname="{source}"'],
             "target_matchers": [f'alertname=~"{"|".join(targets)}"'],
-            # A dead replica explains its own alerts, which carry its instance, and not those of the whole model.
+            # A dead replica explains its own alerts, which carry its instance, and not those of the
+            # whole model.
             "equal": ["namespace", "job", "instance", "model_name"],
         }
         for source, targets in sources.items()

@@ -1,9 +1,10 @@
 """Alerts as a pure state machine: inactive, pending, firing, resolved.
 
-Nothing here reads a clock, sends anything or knows an alert by name. The same semantics as Prometheus' where
-both have them (``for``, ``keep_firing_for``), plus two thresholds, a minimum sample, and a fixed meaning of
-"absent": it neither fires nor clears. A pending alert whose value goes absent starts over; a firing one stays
-for ``keep_firing_for`` and then resolves with the reason "no data".
+Nothing here reads a clock, sends anything or knows an alert by name. The same semantics as
+Prometheus' where both have them (``for``, ``keep_firing_for``), plus two thresholds, a minimum
+sample, and a fixed meaning of "absent": it neither fires nor clears. A pending alert whose value
+goes absent starts over; a firing one stays for ``keep_firing_for`` and then resolves with the
+reason "no data".
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ SIGNS = {"below": ("<", ">="), "above": (">", "<=")}
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A rule speaks only while this reading is at least, or at most, the limit. An absent reading fails it."""
+    """A rule speaks only while this reading is at least, or at most, the limit. An absent reading
+    fails it."""
 
     reading: MetricKey
     at_least: float | None = None
@@ -82,7 +84,8 @@ class Rule:
     min_samples: float = 0.0
     guards: tuple[Guard, ...] = ()
     when_absent: float | None = None
-    """The value to assume when the reading is absent, for rules whose guards prove that absence means none."""
+    """The value to assume when the reading is absent, for rules whose guards prove that absence
+    means none."""
     inhibited_by: frozenset[str] = frozenset()
     runbook_url: str | None = None
 
@@ -170,7 +173,8 @@ def _ended(instance: Instance, state: AlertState, seen: RuleInput) -> Instance:
 def observe(rule: Rule, readings: Readings) -> dict[Labels, RuleInput]:
     """What the rule sees now, by instance.
 
-    A rule whose labels are all fixed to one value has exactly one instance, with or without a reading.
+    A rule whose labels are all fixed to one value has exactly one instance, with or without a
+    reading.
     """
     excuse = _excuse(rule, readings)
     found = {labels: RuleInput(value) for labels, value in _matches(rule, readings)}

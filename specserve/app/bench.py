@@ -37,7 +37,7 @@ from specserve.engine.http.client import LOOPBACK, EngineError, collect
 from specserve.engine.installed import introspect
 from specserve.errors import Interrupted
 from specserve.gpu import devices as gpu
-from specserve.gpu.telemetry import Means, open_telemetry
+from specserve.gpu.telemetry import GpuMeans, open_telemetry
 from specserve.log import masked
 
 WHOLE_PROMPTS = 4
@@ -128,7 +128,7 @@ class Bench:
         workload = next(w for w in self.plan.workloads if w.name == step.workload)
         before, began = server.counters(), self.clock()
         used = gpus_of(server.spec, self.environ)
-        with Means(open_telemetry(*used) if used else None) as means:
+        with GpuMeans(open_telemetry(*used) if used else None) as means:
             run = _send(load, server, workload, step.concurrency)
         after = server.counters()
         foreign = foreign_tokens(before, after, sum(s.output_tokens or 0 for s in run.samples))

@@ -1,6 +1,7 @@
 """The composition of the sidecar: client, observer, alert rules, receivers, HTTP server.
 
-``serve`` starts it beside the engine that it launched; ``specserve sidecar`` starts it beside any vLLM server.
+``serve`` starts it beside the engine that it launched; ``specserve sidecar`` starts it beside any
+vLLM server.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from specserve.alert.notify import Notifier, NotifyTimes
 from specserve.alert.rules import AlertState
 from specserve.config.schema import Settings
 from specserve.engine.http.client import own_client
-from specserve.gpu.telemetry import Detached, open_telemetry
+from specserve.gpu.telemetry import ThreadedTelemetry, open_telemetry
 from specserve.metric_families import WINDOWS, MetricKey, key
 from specserve.sidecar import baseline, page, speedup, status
 from specserve.sidecar.canaries import Canaries
@@ -61,8 +62,8 @@ class Watch:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """``engine_url`` None watches the engine that these settings launch. Raises ConfigError when the sidecar's
-        port is taken or the benchmark profile cannot be used."""
+        """``engine_url`` None watches the engine that these settings launch. Raises ConfigError
+        when the sidecar's port is taken or the benchmark profile cannot be used."""
         sidecar, self._settings = settings.sidecar, settings
         alone = engine_url is not None
         if engine_url is not None:
@@ -105,7 +106,7 @@ class Watch:
         telemetry = open_telemetry(visible_devices, gpus // settings.engine.node_count)
         self._gpu = None
         if telemetry is not None:
-            self._gpu = Detached(telemetry, kept_seconds=READY_LOOKS * self._look_seconds)
+            self._gpu = ThreadedTelemetry(telemetry, kept_seconds=READY_LOOKS * self._look_seconds)
         self._seen = _Seen(clock())
         self._logged: dict[str, bool] = {}
         self._stop, self._wake = threading.Event(), threading.Event()

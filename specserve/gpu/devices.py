@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,12 +30,14 @@ class Device:
     used_bytes: int
     """In use now by anybody; the driver's own reservation is not in it."""
     reserved_bytes: int = 0
-    """What driver and firmware keep for themselves (NVML's ``reserved``); CUDA's total is total - reserved."""
+    """What driver and firmware keep for themselves (NVML's ``reserved``); CUDA's total is total -
+    reserved."""
     processes: tuple[DeviceProcess, ...] = ()
 
 
 def devices() -> tuple[Device, ...] | None:
-    """All devices of this machine; None where there is no NVML (no driver, no GPU, another vendor)."""
+    """All devices of this machine; None where there is no NVML (no driver, no GPU, another
+    vendor)."""
     import pynvml
 
     try:
@@ -52,7 +55,8 @@ def devices() -> tuple[Device, ...] | None:
 def visible(found: Sequence[Device], selection: str | None) -> tuple[Device, ...]:
     """The devices that ``CUDA_VISIBLE_DEVICES`` leaves to the engine, in its order.
 
-    Numbers and UUID prefixes are understood; as in CUDA, the list ends at the first entry that names no device.
+    Numbers and UUID prefixes are understood; as in CUDA, the list ends at the first entry that
+    names no device.
 
     >>> gpus = [Device(i, f"GPU-{i}", "NVIDIA L4", 0, 0) for i in range(3)]
     >>> [d.index for d in visible(gpus, "2,0")], visible(gpus, "")
@@ -62,42 +66,44 @@ def visible(found: Sequence[Device], selection: str | None) -> tuple[Device, ...
         return tuple(found)
     chosen: list[Device] = []
     for entry in (part.strip() for part in selection.split(",")):
-        by_number = entry.isdigit()
-        match = [
-            d
-            for d in found
-            if (str(d.index) == entry if by_number else entry and d.uuid.startswith(entry))
-        ]
-        if not match:
+        for device in found:
+            by_uuid = entry != "" and not entry.isdigit() and device.uuid.startswith(entry)
+            if entry == str(device.index) or by_uuid:
+                chosen.append(device)
+                break
+        else:
             break
-        chosen.append(match[0])
     return tuple(chosen)
 
 
 def of_engine(found: Sequence[Device] | None, selection: str | None) -> tuple[Device, ...] | None:
-    """The devices for the engine; None where nothing is known: a board's total is not that of one of its MIG slices.
+    """The devices for the engine; None where nothing is known: a board's total is not that of one
+    of its MIG slices.
 
     >>> of_engine([Device(0, "GPU-0", "NVIDIA H100", 0, 0)], "MIG-5b2e")
     """
-    return (
-        None
-        if found is None or (selection or "").strip().startswith("MIG-")
-        else visible(found, selection)
-    )
+    if found is None or (selection or "").strip().startswith("MIG-"):
+        return None
+    return visible(found, selection)
 
 
 def _device(nvml: Any, index: int) -> Device:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    reserved = 0
     try:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
         reserved = int(memory.reserved)
-    except (
-        nvml.NVMLError
-    ):  # drivers before 510 count their reservation as used and do not tell it apart
-        memory, reserved = nvml.nvmlDeviceGetMemoryInfo(handle), 0
-    uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
+    except nvml.NVMLError:
+        # Drivers before 510 count their reservation as used and do not tell it apart.
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     return Device(
-        index, uuid, name, int(memory.total), int(memory.used), reserved, _processes(nvml, handle)
+        index,
+        nvml.nvmlDeviceGetUUID(handle),
+        nvml.nvmlDeviceGetName(handle),
+        int(memory.total),
+        int(memory.used),
+        reserved,
+        _processes(nvml, handle),
     )
 
 
@@ -108,15 +114,12 @@ def _processes(nvml: Any, handle: Any) -> tuple[DeviceProcess, ...]:
         nvml.nvmlDeviceGetComputeRunningProcesses,
         nvml.nvmlDeviceGetGraphicsRunningProcesses,
     ):
-        try:
-            running = query(handle)
-        except nvml.NVMLError:
-            continue
-        for process in running:
-            used = process.usedGpuMemory
-            found[process.pid] = DeviceProcess(
-                process.pid, None if used is None else int(used), _name(process.pid)
-            )
+        with suppress(nvml.NVMLError):
+            for process in query(handle):
+                used = process.usedGpuMemory
+                if used is not None:
+                    used = int(used)
+                found[process.pid] = DeviceProcess(process.pid, used, _name(process.pid))
     return tuple(found.values())
 
 

@@ -1,146 +1,150 @@
-"""Telemetry of the GPUs that the engine uses, through NVML. What a device does not report is left out."""
+"""Telemetry of the GPUs that the engine uses, through NVML. What a device does not report is left
+out."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from math import fsum
 from statistics import fmean
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from specserve.gpu.devices import Device, visible
 from specserve.metric_families import MetricKey, key
 
 THROTTLE_REASONS: Mapping[str, int] = {"power": 0x4 | 0x80, "thermal": 0x20 | 0x40, "hardware": 0x8}
-"""NVML's clock event reasons (nvml.h, 13.580): software power cap and power brake; software and hardware thermal
-slowdown; the hardware's general slowdown."""
+"""NVML's clock event reasons (nvml.h, 13.580): software power cap and power brake; software and
+hardware thermal slowdown; the hardware's general slowdown."""
+
+
+class Nvml(Protocol):
+    """What is used of pynvml. A handle is opaque here."""
+
+    NVMLError: type[Exception]
+    NVML_TEMPERATURE_GPU: int
+    NVML_TEMPERATURE_THRESHOLD_SLOWDOWN: int
+    NVML_MEMORY_ERROR_TYPE_CORRECTED: int
+    NVML_MEMORY_ERROR_TYPE_UNCORRECTED: int
+    NVML_VOLATILE_ECC: int
+
+    def __getattr__(self, function: str) -> Callable[..., Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Handle:
+    """One device of NVML's."""
+
+    index: int
+    uuid: str
+    handle: Any
 
 
 class Telemetry:
-    """Reads the devices once per cycle. ``nvml`` is the pynvml module, or anything with its functions."""
+    """Reads the devices once per cycle. ``nvml`` is the pynvml module, or something like it."""
 
-    def __init__(self, nvml: Any, *, visible: str | None, count: int) -> None:
-        """``visible`` is the engine's CUDA_VISIBLE_DEVICES; ``count`` how many devices it uses (TP x PP)."""
+    def __init__(self, nvml: Nvml, *, visible: str | None, count: int) -> None:
+        """``visible`` is the engine's CUDA_VISIBLE_DEVICES; ``count`` how many devices it uses
+        (TP x PP)."""
         self._nvml, self._visible, self._count = nvml, visible, count
-        self._handles: list[tuple[int, str, Any]] | None = None
+        self._handles: list[_Handle] | None = None
 
     def readings(self, pids: Collection[int] = ()) -> dict[MetricKey, float]:
         """Everything about the devices in use; empty without a GPU or a driver.
 
-        In use are those on which one of ``pids`` computes; where NVML hides processes (containers), the first
-        ``count`` of the visible ones.
+        In use are those on which one of ``pids`` computes; where NVML hides processes (containers),
+        the first ``count`` of the visible ones.
         """
-        nvml = self._nvml
         try:
             if self._handles is None:
-                nvml.nvmlInit()
-                self._handles = self._devices()
-        except nvml.NVMLError:
+                self._nvml.nvmlInit()
+                self._handles = self._find()
+        except self._nvml.NVMLError:
             return {}
+        used = [d for d in self._handles if not set(pids).isdisjoint(self._pids(d) or ())]
         out: dict[MetricKey, float] = {}
-        for index, uuid, handle in self._used(pids):
-            out |= self._device(str(index), uuid, handle)
+        for device in used or self._handles[: self._count]:
+            out |= self._read(device)
         return out
 
-    def _devices(self) -> list[tuple[int, str, Any]]:
+    def _find(self) -> list[_Handle]:
         nvml = self._nvml
-        handles = [
-            nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())
-        ]
+        handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
         found = [
             Device(i, _text(nvml.nvmlDeviceGetUUID(handle)), "", 0, 0)
             for i, handle in enumerate(handles)
         ]
-        return [(d.index, d.uuid, handles[d.index]) for d in visible(found, self._visible)]
+        return [_Handle(d.index, d.uuid, handles[d.index]) for d in visible(found, self._visible)]
 
-    def _used(self, pids: Collection[int]) -> list[tuple[int, str, Any]]:
-        devices = self._handles or []
-        running = [
-            d for d in devices if pids and not set(pids).isdisjoint(self._processes(d[2]) or ())
-        ]
-        return running or devices[: self._count]
-
-    def _processes(self, handle: Any) -> list[int] | None:
+    def _pids(self, device: _Handle) -> list[int] | None:
+        """Processes that compute on a device; None where NVML does not tell."""
         try:
-            return [
-                process.pid for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-            ]
+            running = self._nvml.nvmlDeviceGetComputeRunningProcesses(device.handle)
         except self._nvml.NVMLError:
             return None
+        return [process.pid for process in running]
 
-    def _device(self, gpu: str, uuid: str, handle: Any) -> dict[MetricKey, float]:
-        nvml = self._nvml
+    def _read(self, device: _Handle) -> dict[MetricKey, float]:
+        nvml, handle, gpu = self._nvml, device.handle, str(device.index)
         out: dict[MetricKey, float] = {}
 
-        def take(what: str, read: Callable[[], float], **labels: str) -> float | None:
-            """A function that the device or the driver lacks leaves the reading out."""
-            try:
-                value = float(read())
-            except nvml.NVMLError:
-                return None
-            out[key(f"specserve_gpu_{what}", gpu=gpu, **labels)] = value
-            return value
+        def take(what: str, read: Callable[[], float], **labels: str) -> None:
+            """A figure that the device or the driver lacks is left out."""
+            with suppress(nvml.NVMLError):
+                out[key(f"specserve_gpu_{what}", gpu=gpu, **labels)] = float(read())
 
-        take("info", lambda: 1.0, name=_name(nvml, handle), uuid=uuid)
+        def share(what: str, part: str, whole: str) -> None:
+            used = out.get(key(f"specserve_gpu_{part}", gpu=gpu))
+            total = out.get(key(f"specserve_gpu_{whole}", gpu=gpu))
+            if used is not None and total:
+                out[key(f"specserve_gpu_{what}", gpu=gpu)] = used / total
+
+        name = "unknown"
+        with suppress(nvml.NVMLError):
+            name = _text(nvml.nvmlDeviceGetName(handle))
+        take("info", lambda: 1.0, name=name, uuid=device.uuid)
         take("utilization_ratio", lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
-        used = take("memory_used_bytes", lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used)
-        total = take("memory_total_bytes", lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total)
-        take(
-            "temperature_celsius",
-            lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
-        )
+        take("memory_used_bytes", lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used)
+        take("memory_total_bytes", lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total)
+        sensor, limit = nvml.NVML_TEMPERATURE_GPU, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+        take("temperature_celsius", lambda: nvml.nvmlDeviceGetTemperature(handle, sensor))
         take(
             "temperature_limit_celsius",
-            lambda: nvml.nvmlDeviceGetTemperatureThreshold(
-                handle, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
-            ),
+            lambda: nvml.nvmlDeviceGetTemperatureThreshold(handle, limit),
         )
-        power = take("power_watts", lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000)
-        limit = take(
-            "power_limit_watts", lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000
-        )
-        for name, part, whole in (
-            ("memory_used_ratio", used, total),
-            ("power_ratio", power, limit),
-        ):
-            if part is not None and whole:
-                out[key(f"specserve_gpu_{name}", gpu=gpu)] = part / whole
-        for reason, bits in THROTTLE_REASONS.items():
-            take("throttled", lambda b=bits: bool(_throttle(nvml, handle) & b), reason=reason)  # type: ignore[misc]
+        take("power_watts", lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000)
+        take("power_limit_watts", lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000)
+        share("memory_used_ratio", "memory_used_bytes", "memory_total_bytes")
+        share("power_ratio", "power_watts", "power_limit_watts")
+        with suppress(nvml.NVMLError):
+            active = int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+            for reason, bits in THROTTLE_REASONS.items():
+                held = key("specserve_gpu_throttled", gpu=gpu, reason=reason)
+                out[held] = float(bool(active & bits))
+        ecc = nvml.nvmlDeviceGetTotalEccErrors
         for kind, number in (
             ("corrected", nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
             ("uncorrected", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
         ):
-            take(
-                "ecc_errors_total",
-                lambda n=number: nvml.nvmlDeviceGetTotalEccErrors(
-                    handle, n, nvml.NVML_VOLATILE_ECC
-                ),  # type: ignore[misc]
-                type=kind,
-            )
-        if (processes := self._processes(handle)) is not None:
-            out[key("specserve_gpu_processes", gpu=gpu)] = float(len(processes))
+            read = partial(ecc, handle, number, nvml.NVML_VOLATILE_ECC)
+            take("ecc_errors_total", read, type=kind)
+        pids = self._pids(device)
+        if pids is not None:
+            out[key("specserve_gpu_processes", gpu=gpu)] = float(len(pids))
         return out
 
 
-def _throttle(nvml: Any, handle: Any) -> int:
-    return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
-
-
-def _name(nvml: Any, handle: Any) -> str:
-    try:
-        return _text(nvml.nvmlDeviceGetName(handle))
-    except nvml.NVMLError:
-        return "unknown"
-
-
 def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+    if isinstance(value, bytes):
+        return value.decode()
+    return value
 
 
 def open_telemetry(visible: str | None, count: int) -> Telemetry | None:
-    """Telemetry of this machine; None where there is no NVML to ask."""
+    """Telemetry of this machine; None where there is no NVML."""
     import pynvml
 
     try:
@@ -151,8 +155,9 @@ def open_telemetry(visible: str | None, count: int) -> Telemetry | None:
     return Telemetry(pynvml, visible=visible, count=count)
 
 
-class Detached:
-    """Telemetry read in a thread: a call into a driver that is stuck may never return, and holds up nobody here."""
+class ThreadedTelemetry:
+    """Telemetry read in a thread: a call into a driver that is stuck may never return, and must not
+    hold up the sidecar."""
 
     def __init__(
         self,
@@ -162,14 +167,10 @@ class Detached:
         wait_seconds: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``kept_seconds`` is how long the last readings stand for those that do not come in ``wait_seconds``; NVML
-        answers in milliseconds."""
-        self._telemetry, self._kept, self._wait, self._clock = (
-            telemetry,
-            kept_seconds,
-            wait_seconds,
-            clock,
-        )
+        """``kept_seconds`` is how long the last readings stand for those that do not come in
+        ``wait_seconds``; NVML answers in milliseconds."""
+        self._telemetry, self._clock = telemetry, clock
+        self._kept, self._wait = kept_seconds, wait_seconds
         self._last: tuple[float, dict[MetricKey, float]] = (clock(), {})
         self._thread: threading.Thread | None = None
 
@@ -182,7 +183,9 @@ class Detached:
             self._thread.start()
             self._thread.join(self._wait)
         at, found = self._last
-        return found if self._clock() - at <= self._kept else {}
+        if self._clock() - at > self._kept:
+            return {}
+        return found
 
     def _read(self, pids: Collection[int]) -> None:
         found = self._telemetry.readings(pids)
@@ -197,11 +200,11 @@ _OVER_DEVICES: Mapping[str, Callable[[list[float]], float]] = {
 """Family -> what becomes of the devices' values: a mean of shares, a sum of amounts."""
 
 
-class Means:
+class GpuMeans:
     """Means over a stretch of time, read by a thread of its own while the ``with`` block runs.
 
-    ``result`` maps family names without prefix to means; None without a GPU. A device that does not tell a figure is
-    left out of it.
+    ``result`` maps family names without prefix to means; None without a GPU. A device that does not
+    tell a figure is left out of it.
     """
 
     def __init__(self, telemetry: Telemetry | None, *, interval_seconds: float = 0.5) -> None:

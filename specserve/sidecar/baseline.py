@@ -1,9 +1,10 @@
 """What is normal here: a robust reference from the recent good past of this very deployment.
 
-One point every few minutes, kept for a day. The reference is the median of the points that are old enough not to
-be part of a drop that is happening now. A point that is much worse than the reference is not taken in, so a drop
-does not teach itself; when it lasts longer than the memory, it has become the new normal. Kept on disk between
-restarts, under the identity of the pair: an upgrade of the engine is measured against what was before it.
+One point every few minutes, kept for a day. The reference is the median of the points that are old
+enough not to be part of a drop that is happening now. A point that is much worse than the reference
+is not taken in, so a drop does not teach itself; when it lasts longer than the memory, it has
+become the new normal. Kept on disk between restarts, under the identity of the pair: an upgrade of
+the engine is measured against what was before it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+from pydantic import BaseModel
 
 from specserve.config.schema import Settings
 from specserve.files import read_small, write_whole
@@ -87,23 +89,16 @@ QUANTITIES = (
 
 
 def identity(settings: Settings) -> str:
-    """Sixteen digits for what must stay the same for a past to be comparable: both models, method, draft length.
+    """Sixteen digits for what must stay the same for a past to be comparable: both models, method,
+    draft length.
 
     The engine's version is left out on purpose.
     """
-    target, draft, spec = (
-        settings.models.target_model,
-        settings.models.draft_model,
-        settings.speculative_decoding,
-    )
-    parts = (
-        target.path,
-        target.revision,
-        draft and draft.path,
-        draft and draft.revision,
-        settings.method,
-        spec.num_speculative_tokens,
-    )
+    target, draft = settings.models.target_model, settings.models.draft_model
+    parts: list[str | int | None] = [target.path, target.revision, None, None, settings.method]
+    if draft is not None:
+        parts[2:4] = [draft.path, draft.revision]
+    parts.append(settings.speculative_decoding.num_speculative_tokens)
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
@@ -124,11 +119,9 @@ class Baseline:
                 continue
             value = readings.get(key(quantity.reading, window=WINDOW))
             samples = readings.get(key(quantity.sample, window=WINDOW), 0.0)
-            if (
-                value is None
-                or samples < quantity.min_samples
-                or self._is_bad(quantity, wall, value)
-            ):
+            if value is None or samples < quantity.min_samples:
+                continue
+            if self._is_bad(quantity, wall, value):
                 continue
             points.append((wall, value))
             taken = True
@@ -136,10 +129,11 @@ class Baseline:
 
     def reference(self, quantity: Quantity, wall: float) -> float | None:
         """The median of the settled points; None when there are too few."""
-        settled = [
-            v for at, v in self.points.get(quantity.reading, ()) if at <= wall - SETTLE_SECONDS
-        ]
-        return statistics.median(settled) if len(settled) >= MIN_POINTS else None
+        points = self.points.get(quantity.reading, ())
+        settled = [value for at, value in points if at <= wall - SETTLE_SECONDS]
+        if len(settled) < MIN_POINTS:
+            return None
+        return statistics.median(settled)
 
     def readings(
         self, wall: float, readings: Readings, windows: Sequence[str]
@@ -151,9 +145,11 @@ class Baseline:
             if reference is None:
                 continue
             out[key(quantity.reference)] = reference
-            for window in windows if quantity.drift else ():
+            if quantity.drift is None:
+                continue
+            for window in windows:
                 value = readings.get(key(quantity.reading, window=window))
-                if value is not None and quantity.drift:
+                if value is not None:
                     out[key(quantity.drift, window=window)] = value - reference
         return out
 
@@ -162,22 +158,22 @@ class Baseline:
         return reference is not None and (value - reference) * quantity.worse > quantity.tolerance
 
 
+class _File(BaseModel):
+    """What is read of a file; one without this is not a baseline."""
+
+    points: dict[str, list[tuple[float, float]]]
+
+
 def load(path: Path) -> Baseline:
     """What an earlier run has kept; empty when there is nothing, or nothing that can be read."""
     try:
-        kept: Any = json.loads(read_small(path))
-        points = {
-            str(n): [(float(at), float(v)) for at, v in rows] for n, rows in kept["points"].items()
-        }
+        return Baseline(_File.model_validate_json(read_small(path)).points)
     except FileNotFoundError:
         return Baseline()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        LOG.warning(
-            "cannot read the acceptance baseline; starting without",
-            extra={"path": str(path), "why": str(error)},
-        )
+    except (OSError, ValueError) as error:
+        extra = {"path": str(path), "why": str(error)}
+        LOG.warning("cannot read the acceptance baseline; starting without", extra=extra)
         return Baseline()
-    return Baseline(points)
 
 
 def save(baseline: Baseline, path: Path) -> None:
@@ -186,6 +182,5 @@ def save(baseline: Baseline, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps({"version": 1, "points": baseline.points}))
     except OSError as error:
-        LOG.warning(
-            "cannot keep the acceptance baseline", extra={"path": str(path), "why": str(error)}
-        )
+        extra = {"path": str(path), "why": str(error)}
+        LOG.warning("cannot keep the acceptance baseline", extra=extra)

@@ -1,8 +1,9 @@
 """Canary completions: sent from threads of their own, so that a hung engine holds up nothing here.
 
-Three kinds. One token, to see whether a completion makes progress. For an engine that no supervisor has looked at,
-the start-up canary of `specserve.engine.canary.run` before the first readiness. And, where it is asked for, its
-comparison of drafted text with the target's own again and again while serving; nothing waits for that one.
+Three kinds. One token, to see whether a completion makes progress. For an engine that no supervisor
+has looked at, the start-up canary of `specserve.engine.canary.run` before the first readiness. And,
+where it is asked for, its comparison of drafted text with the target's own again and again while
+serving; nothing waits for that one.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ class Canaries:
         clock: Callable[[], float],
         late: Callable[[], None],
     ) -> None:
-        """``alone``: no supervisor has run the start-up canary. ``late`` is called when one comes back that took an
-        interval or more: what waits for it should not wait for the next read as well."""
+        """``alone``: no supervisor has run the start-up canary. ``late`` is called when one comes
+        back that took an interval or more: what waits for it should not wait for the next read as
+        well."""
         self._client, self._settings = client, settings
         self._alone, self._clock, self._late = alone, clock, late
         self._returned: queue.SimpleQueue[Returned] = queue.SimpleQueue()
@@ -57,7 +59,8 @@ class Canaries:
         self._comparing, self._compared_at = False, clock()
 
     def send(self, found: Scrape) -> None:
-        """Start one; returns at once. An engine that has not finished a request yet gets the start-up canary."""
+        """Start one; returns at once. An engine that has not finished a request yet gets the
+        start-up canary."""
         snapshot = found.snapshot
         fresh = snapshot is not None and snapshot.finished_requests == 0
         self._starting_up = self._alone and fresh
@@ -95,7 +98,8 @@ class Canaries:
 
     @property
     def withholds(self) -> bool:
-        """Whether the last comparison withholds readiness; then only the next one can give it back."""
+        """Whether the last comparison withholds readiness; then only the next one can give it
+        back."""
         return self._blocks(self._comparison)
 
     def added_to(self, state: LaunchState) -> LaunchState:
@@ -155,8 +159,8 @@ class Canaries:
         return Returned(self._one(), True, result)
 
     def _compare(self) -> None:
-        """Users' requests are drafted meanwhile too, so nothing but the comparison counts. Only a finding that a
-        second run repeats is believed: one failed request under load is no proof."""
+        """Users' requests are drafted meanwhile too, so nothing but the comparison counts. Only a
+        finding that a second run repeats is believed: one failed request under load is no proof."""
         try:
             result = canary.run(self._client, self._settings)
             if result.is_proof:

@@ -16,7 +16,8 @@ INNER_WIDTH, INNER_HEIGHT = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """What is drawn. Colors are CSS classes of the page: ``sa`` and ``sb`` for lines, ``ref`` for the reference."""
+    """What is drawn. Colors are CSS classes of the page: ``sa`` and ``sb`` for lines, ``ref`` for
+    the reference."""
 
     title: str
     series: tuple[tuple[str, str, str], ...]
@@ -28,7 +29,8 @@ class Chart:
     reference: float | None = None
 
     def html(self, points: Sequence[Point], now: float) -> str:
-        """The chart with its heading. ``now`` is Unix time; where nothing was known, the line is interrupted."""
+        """The chart with its heading. ``now`` is Unix time; where nothing was known, the line is
+        interrupted."""
         known = now - points[0].at if points else 0.0
         minutes = next((m for m in MINUTES if known <= 60 * m), MINUTES[-1])
         lines = [(css, runs(points, name)) for _, css, name in self.series]

@@ -11,7 +11,8 @@ from prometheus_client.registry import Collector
 from specserve.metric_families import FAMILIES, Readings
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""The one format that is served, whatever is asked for: every Prometheus reads it, and names stay as they are."""
+"""The one format that is served, whatever is asked for: every Prometheus reads it, and names stay
+as they are."""
 
 
 class ReadingsCollector(Collector):
@@ -25,7 +26,8 @@ class ReadingsCollector(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """A family with at least one reading; readings that the table does not know are a mistake and left out."""
+        """A family with at least one reading; readings that the table does not know are a mistake
+        and left out."""
         by_family: dict[str, list[tuple[dict[str, str], float]]] = {}
         for reading, value in self._readings().items():
             by_family.setdefault(reading.family, []).append((dict(reading.labels), value))

@@ -20,7 +20,8 @@ from specserve.sidecar.probe import CanaryOutcome, Scrape
 
 PROMPT = "Hello"
 AT_ONCE_SECONDS = 5.0
-"""A queue that is full says so at once. A 503 that comes later ended a request that had been taken."""
+"""A queue that is full says so at once. A 503 that comes later ended a request that had been
+taken."""
 GONE = (requests.ConnectionError, ConnectionError)
 CUT = (requests.exceptions.ChunkedEncodingError, requests.exceptions.ContentDecodingError)
 
@@ -28,10 +29,13 @@ CUT = (requests.exceptions.ChunkedEncodingError, requests.exceptions.ContentDeco
 def scrape(
     client: EngineClient, *, now: float, timeout: float, clock: Callable[[], float]
 ) -> Scrape:
-    """One attempt to read the metrics. Tried again at once when nobody answered: an API server closes connections
-    that were idle for five seconds (uvicorn's default), and a read that meets the closing is nobody's failure."""
+    """One attempt to read the metrics. Tried again at once when it is unreachable: an API server
+    closes connections that were idle for five seconds (uvicorn's default), and a read that meets
+    the closing is no failure."""
     found = _scrape(client, now, timeout, clock)
-    return _scrape(client, now, timeout, clock) if found.result == "unreachable" else found
+    if found.result == "unreachable":
+        return _scrape(client, now, timeout, clock)
+    return found
 
 
 def _scrape(client: EngineClient, now: float, timeout: float, clock: Callable[[], float]) -> Scrape:
@@ -40,9 +44,10 @@ def _scrape(client: EngineClient, now: float, timeout: float, clock: Callable[[]
     try:
         snapshot = parse(client.metrics_text(timeout=timeout, max_bytes=MAX_BYTES), at_seconds=now)
     except EngineRefused as error:
-        return Scrape(
-            "status", f"/metrics answered {error.status}" if error.status >= 400 else str(error)
-        )
+        why = str(error)
+        if error.status >= 400:
+            why = f"/metrics answered {error.status}"
+        return Scrape("status", why)
     except EngineUnreachable as error:
         cause = error.__cause__
         if isinstance(cause, CUT):
@@ -58,18 +63,19 @@ def _scrape(client: EngineClient, now: float, timeout: float, clock: Callable[[]
 def complete_one(
     client: EngineClient, *, timeout: float, clock: Callable[[], float]
 ) -> CanaryOutcome:
-    """One token, greedy. A queue that is full, or a request that is not allowed, says nothing about progress; a
-    watchdog of the engine's that aborts what it took (vllm-project/vllm#36130) says a lot."""
+    """One token, greedy. A queue that is full, or a request that is not allowed, says nothing about
+    progress; a watchdog of the engine's that aborts what it took (vllm-project/vllm#36130) says a
+    lot."""
     sent = clock()
     try:
         answer = client.complete(PROMPT, max_tokens=1, temperature=0, timeout=timeout)
     except EngineRefused as error:
         seconds = clock() - sent
         full = error.status == 503 and seconds < AT_ONCE_SECONDS
-        refused = error.status < 500 or full
-        return CanaryOutcome(
-            "refused" if refused else "failed", sent, seconds, f"answered {error.status}", full
-        )
+        why = f"answered {error.status}"
+        if error.status < 500 or full:
+            return CanaryOutcome("refused", sent, seconds, why, full)
+        return CanaryOutcome("failed", sent, seconds, why)
     except EngineUnreachable as error:
         return CanaryOutcome("failed", sent, clock() - sent, str(error.problems[0].message))
     if answer.completion_tokens == 0:

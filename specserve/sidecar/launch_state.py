@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LaunchState:
-    """What `specserve launch` knows of its engine now. Next to an engine that something else started, nothing."""
+    """What `specserve launch` knows of its engine now. Next to an engine that something else
+    started, nothing."""
 
     context: Context = field(default_factory=Context)
     engine_version: str | None = None
@@ -36,8 +37,8 @@ class LaunchState:
 
 
 def output_mismatch(state: LaunchState) -> float | None:
-    """1 when drafted text was last proven not to be the target's own, 0 when it was compared and is; None when
-    nothing is known.
+    """1 when drafted text was last proven not to be the target's own, 0 when it was compared and
+    is; None when nothing is known.
 
     >>> corrupt = CanaryResult("corrupt")
     >>> output_mismatch(LaunchState(canary=corrupt)), output_mismatch(LaunchState())

@@ -1,5 +1,5 @@
-"""One cycle without input or output: a scrape in, readings and verdicts out. Replays, tests and the sidecar share
-it."""
+"""One cycle without input or output: a scrape in, readings and verdicts out. Replays, tests and the
+sidecar share it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ from specserve.units import duration
 HISTORY_SECONDS = 3_600.0
 HISTORY_STEP_SECONDS = 15.0
 READY_LOOKS, LIVE_LOOKS = 3, 40
-"""Looks that may be missed before their verdicts are withdrawn. A sidecar that stands still says nothing about the
-engine: it soon may not call it ready, and has it restarted only when nothing else has helped for long."""
+"""Looks that may be missed before their verdicts are withdrawn. A sidecar that stands still says
+nothing about the engine: it soon may not call it ready, and has it restarted only when nothing else
+has helped for long."""
 _AGE = key("specserve_scrape_age_seconds")
 _BY_ENGINE = {
     "running": "specserve_engine_requests_running",
@@ -67,7 +68,8 @@ class Observation:
 
 
 def aged(seen: Observation | None, age_seconds: float, look_seconds: float) -> Observation | None:
-    """What may still be said. ``look_seconds`` is the longest that one look should take, with the wait before it."""
+    """What may still be said. ``look_seconds`` is the longest that one look should take, with the
+    wait before it."""
     if age_seconds <= READY_LOOKS * look_seconds:
         return seen
     no = ProbeVerdict(
@@ -221,8 +223,8 @@ class Observer:
         return {key(name): value for name, value in found.items() if value is not None}
 
     def _by_engine(self, now: float, snapshot: EngineSnapshot) -> dict[MetricKey, float]:
-        """Each engine by itself. One rank that hangs among many is seen here: the others' progress hides it from
-        the verdicts, and another rank may answer the canary."""
+        """Each engine by itself. One rank that hangs among many is seen here: the others' progress
+        hides it from the verdicts, and another rank may answer the canary."""
         out: dict[MetricKey, float] = {}
         for sample in snapshot.engines:
             for name, family in _BY_ENGINE.items():

@@ -1,4 +1,5 @@
-"""The page at ``/``: one self-contained HTML document, readable on a phone, no script and nothing from elsewhere."""
+"""The page at ``/``: one self-contained HTML document, readable on a phone, no script and nothing
+from elsewhere."""
 
 from __future__ import annotations
 

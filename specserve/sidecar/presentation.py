@@ -1,4 +1,5 @@
-"""What /status says, and how its numbers and alerts are written for people, on the page and on a terminal alike.
+"""What /status says, and how its numbers and alerts are written for people, on the page and on a
+terminal alike.
 
 Imports little: `specserve status` starts with it.
 """
@@ -147,7 +148,8 @@ def versions(status: StatusJson) -> str:
 
 
 def alert_words(alert: AlertJson, now: float | None = None) -> list[str]:
-    """What stands beside an alert's name. ``now`` is the sidecar's Unix time; None on another machine."""
+    """What stands beside an alert's name. ``now`` is the sidecar's Unix time; None on another
+    machine."""
     words = [alert["severity"], alert["state"]]
     if now is not None and alert["started_at"]:
         words.append(f"for {duration(max(0.0, now - alert['started_at']))}")

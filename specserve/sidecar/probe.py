@@ -1,9 +1,11 @@
-"""Startup, liveness, readiness: verdicts from progress. Pure: observations and canary outcomes in, verdicts out.
+"""Startup, liveness, readiness: verdicts from progress. Pure: observations and canary outcomes in,
+verdicts out.
 
-Progress is a token, a finished request or an engine step more than at the last read. Busy is not hung: a full
-queue that moves is alive. Starved (requests wait, none runs) is not hung, but is said. Blind (metrics cannot be
-read) is not dead. Restarting an engine that works costs as much as keeping one that hangs, so liveness fails only
-after several reads in a row without progress while work is there, and a canary completion that failed too.
+Progress is a token, a finished request or an engine step more than at the last read. Busy is not
+hung: a full queue that moves is alive. Starved (requests wait, none runs) is not hung, but is said.
+Blind (metrics cannot be read) is not dead. Restarting an engine that works costs as much as keeping
+one that hangs, so liveness fails only after several reads in a row without progress while work is
+there, and a canary completion that failed too.
 """
 
 from __future__ import annotations
@@ -31,14 +33,16 @@ class Scrape:
 
 @dataclass(frozen=True, slots=True)
 class CanaryOutcome:
-    """One canary completion. ``refused`` (queue full, no such model, no key) says nothing about progress."""
+    """One canary completion. ``refused`` (queue full, no such model, no key) says nothing about
+    progress."""
 
     result: Literal["ok", "failed", "refused"]
     sent_seconds: float
     seconds: float
     detail: str = ""
     full: bool = False
-    """Refused because the queue is full: as long as that lasts, the requests in execution are the canary."""
+    """Refused because the queue is full: as long as that lasts, the requests in execution are the
+    canary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,8 @@ class Policy:
     settle: int = 2
     """Reads in a row that must agree before readiness changes."""
     canary_timeout_seconds: float = 120.0
-    """Requests in execution that stand still for so long behind a full queue are as good as a canary that failed."""
+    """Requests in execution that stand still for so long behind a full queue are as good as a
+    canary that failed."""
     canary_interval_seconds: float = 60.0
     """Between two canaries of an idle, blind or stalled engine."""
 
@@ -241,7 +246,8 @@ class ProgressProbe:
         running, waiting = self._work or (0.0, 0.0)
         if running and self._still >= enough:
             return f"{self._seen()} in {self._still} reads in a row; {canary}"
-        # Gauges stand still with the engine: it may have hung between two requests. Then the canary is the work.
+        # Gauges stand still with the engine: it may have hung between two requests. Then the canary
+        # is the work.
         certain = self._failures >= 2 or (self._failures and self._pending >= enough)
         if not running and not waiting and certain:
             return f"its metrics show no request, and yet it did not complete one; {canary}"
@@ -331,7 +337,8 @@ class ProgressProbe:
         return ProbeVerdict(True, f"{_word(condition)}: {self._seen()} ({self._started})")
 
     def _settled(self, raw: ProbeVerdict, condition: str, context: Context) -> ProbeVerdict:
-        """Damped: what is certain changes at once, the rest after `Policy.settle` reads that agree."""
+        """Damped: what is certain changes at once, the rest after `Policy.settle` reads that
+        agree."""
         if raw.ok == self._ready:
             self._disagreeing = 0
             return raw
@@ -378,7 +385,8 @@ def _word(condition: str) -> str:
 
 
 def _succeeded(snapshot: EngineSnapshot) -> float | None:
-    """Requests that ended well. Aborts and errors are no progress: a hung engine collects those too."""
+    """Requests that ended well. Aborts and errors are no progress: a hung engine collects those
+    too."""
     counts = [
         count
         for sample in snapshot.engines

@@ -1,4 +1,5 @@
-"""The sidecar's HTTP server: probes, metrics, status and the page. Small, bounded, and never busy with the engine."""
+"""The sidecar's HTTP server: probes, metrics, status and the page. Small, bounded, and never busy
+with the engine."""
 
 from __future__ import annotations
 
@@ -116,8 +117,8 @@ class SidecarServer(ThreadingHTTPServer):
         self.server_close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Beyond the limit the oldest connection ends: an answer takes milliseconds, and clients that are slow, or
-        say nothing, do not shut out a probe."""
+        """Beyond the limit the oldest connection ends: an answer takes milliseconds, and clients
+        that are slow, or say nothing, do not shut out a probe."""
         while len(self._open) >= MAX_CONNECTIONS:
             with contextlib.suppress(OSError, KeyError):  # it has just ended by itself
                 self._open.popitem(last=False)[0].shutdown(socket.SHUT_RDWR)

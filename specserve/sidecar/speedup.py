@@ -1,7 +1,8 @@
-"""What speculation is worth now: acceptance from the live engine, step times from a benchmark profile.
+"""What speculation is worth now: acceptance from the live engine, step times from a benchmark
+profile.
 
-A step with speculation takes longer (drafting, and verifying k+1 positions instead of one) and brings more
-tokens. It pays while tokens per step exceed the ratio of the step times:
+A step with speculation takes longer (drafting, and verifying k+1 positions instead of one) and
+brings more tokens. It pays while tokens per step exceed the ratio of the step times:
 
     speedup    = tokens per step x baseline step time / speculative step time
     break-even = (speculative step time / baseline step time - 1) / tokens drafted per step
@@ -12,6 +13,7 @@ Without a profile nothing is said: the ratio of step times depends on model, GPU
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -25,7 +27,7 @@ from specserve.metric_families import MetricKey, Readings, key
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class Cell(BaseModel):
+class ProfileCell(BaseModel):
     """Step times at one number of running requests."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -52,7 +54,7 @@ class Profile(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
     version: Annotated[int, Field(ge=1, le=1)]
-    cells: Annotated[tuple[Cell, ...], Field(min_length=1)]
+    cells: Annotated[tuple[ProfileCell, ...], Field(min_length=1)]
 
     def at(self, running: float) -> tuple[float, float] | None:
         """(ratio of step times, tokens drafted per step) at a batch size, linear between cells.
@@ -64,11 +66,12 @@ class Profile(BaseModel):
             return None
         if running <= cells[0].concurrency:
             return cells[0].cost, cells[0].drafted
-        right = next(i for i, c in enumerate(cells) if c.concurrency >= running)
+        right = bisect_left(cells, running, key=lambda cell: cell.concurrency)
         low, high = cells[right - 1], cells[right]
         part = (running - low.concurrency) / (high.concurrency - low.concurrency)
-        return low.cost + part * (high.cost - low.cost), low.drafted + part * (
-            high.drafted - low.drafted
+        return (
+            low.cost + part * (high.cost - low.cost),
+            low.drafted + part * (high.drafted - low.drafted),
         )
 
 
@@ -93,9 +96,12 @@ def load(path: Path) -> Profile:
 def readings(
     profile: Profile | None, known: Readings, windows: Sequence[str]
 ) -> dict[MetricKey, float]:
-    """Speedup and break-even at the current batch size; empty without a profile, traffic or drafts."""
+    """Speedup and break-even at the current batch size; empty without a profile, traffic or
+    drafts."""
     running = known.get(key("specserve_requests_running"))
-    found = profile.at(running) if profile is not None and running else None
+    if profile is None or not running:
+        return {}
+    found = profile.at(running)
     if found is None:
         return {}
     cost, drafted = found

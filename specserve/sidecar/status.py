@@ -92,7 +92,8 @@ def _canary(result: CanaryResult | None) -> CanaryJson | None:
 
 
 def _actual(readings: Readings, state: LaunchState) -> dict[str, JsonValue]:
-    """What the engine itself reports, to hold against the plan: its log, and where that is silent its metrics."""
+    """What the engine itself reports, to hold against the plan: its log, and where that is silent
+    its metrics."""
     found: dict[str, JsonValue] = {
         name: value for name, value in asdict(state.reported).items() if value is not None
     }
@@ -112,7 +113,8 @@ def _now(readings: Readings) -> dict[str, float]:
 
 
 def _windows(readings: Readings) -> dict[str, dict[str, float | dict[str, float]]]:
-    """Window -> short name -> value; families with one more label become a mapping of that label's values."""
+    """Window -> short name -> value; families with one more label become a mapping of that label's
+    values."""
     out: dict[str, dict[str, float | dict[str, float]]] = {}
     for (family, labels), value in readings.items():
         others = dict(labels)

@@ -1,8 +1,8 @@
 """The engine's counters over the last minutes. Pure: snapshots in, differences out.
 
-Weights are tokens, never samples: a rate is (sum of numerators) / (sum of denominators) over engines and time.
-A counter that fell was reset, and its new value is what was added; an engine that started anew empties the
-windows; a time without reads is bridged, since counters lose nothing.
+Weights are tokens, never samples: a rate is (sum of numerators) / (sum of denominators) over
+engines and time. A counter that fell was reset, and its new value is what was added; an engine that
+started anew empties the windows; a time without reads is bridged, since counters lose nothing.
 """
 
 from __future__ import annotations
@@ -33,18 +33,20 @@ BY_ENGINE = {
 }
 """Counters that are also kept for each engine, and their names there."""
 RESOLUTION = 180
-"""Reads of age a are thinned to a / RESOLUTION apart: so exact is every window, whatever the longest is, and
-memory grows with the longest's logarithm. Of reads 5 s apart the last half hour is kept whole."""
+"""Reads of age a are thinned to a / RESOLUTION apart: so exact is every window, whatever the
+longest is, and memory grows with the longest's logarithm. Of reads 5 s apart the last half hour is
+kept whole."""
 FOREIGN_LIMIT = 3
-"""Reads in a row of an older process that are taken for another API server before its start time is believed."""
+"""Reads in a row of an older process that are taken for another API server before its start time is
+believed."""
 
 
 class Counter(NamedTuple):
     """Which counter: a name, and what tells it from others of that name."""
 
     name: str
-    """One of `COUNTERS`, of `BY_ENGINE`, ``position``, ``finished``, ``http``, ``own_requests``, ``own_tokens``, or a
-    histogram, whose sum is a counter of its own (`_sum_of`)."""
+    """One of `COUNTERS`, of `BY_ENGINE`, ``position``, ``finished``, ``http``, ``own_requests``,
+    ``own_tokens``, or a histogram, whose sum is a counter of its own (`_sum_of`)."""
     label: str = ""
     """The reason of ``finished``, the status class of ``http``, the engine of `BY_ENGINE`."""
     number: float = 0.0
@@ -139,7 +141,8 @@ class Span:
 
 @dataclass(slots=True)
 class Window:
-    """Totals since the first read, and enough of their history for the longest window. Memory is bounded."""
+    """Totals since the first read, and enough of their history for the longest window. Memory is
+    bounded."""
 
     spans_seconds: tuple[float, ...] = WINDOWS
     restarts: int = 0
@@ -157,7 +160,8 @@ class Window:
         self.exclude(requests=0, tokens=0)
 
     def add(self, snapshot: EngineSnapshot) -> bool:
-        """Take one read in. False when it came from another, older process behind the same address."""
+        """Take one read in. False when it came from another, older process behind the same
+        address."""
         if self._is_foreign(snapshot.process_start_seconds):
             return False
         for sample in snapshot.engines:
@@ -169,8 +173,8 @@ class Window:
         return True
 
     def exclude(self, *, requests: int, tokens: int) -> None:
-        """Leave our own canaries out of the windows' request and token counts. In latencies they cannot be told
-        apart."""
+        """Leave our own canaries out of the windows' request and token counts. In latencies they
+        cannot be told apart."""
         self._count(Counter("own_requests"), requests)
         self._count(Counter("own_tokens"), tokens)
 
@@ -183,10 +187,11 @@ class Window:
         return {counter: self._totals[index] for counter, index in self._at.items()}
 
     def span(self, seconds: float) -> Span | None:
-        """What the last ``seconds`` added, or the part of them that is known; None before two reads in them.
+        """What the last ``seconds`` added, or the part of them that is known; None before two reads
+        in them.
 
-        It begins at the newest read that is old enough; one that is twice as old comes from before a gap and
-        would make the present look like an average of the past.
+        It begins at the newest read that is old enough; one that is twice as old comes from before
+        a gap and would make the present look like an average of the past.
         """
         if len(self._history) < 2:
             return None
@@ -225,7 +230,8 @@ class Window:
         last = self._raw.setdefault(row, {})
         fell = any(value < last.get(counter, 0.0) for counter, value in values.items())
         for counter, value in values.items():
-            # An HTTP status is first reported when it first happens; everything else exists from the start.
+            # An HTTP status is first reported when it first happens; everything else exists from
+            # the start.
             base = counter not in last and (is_new or row != _HTTP)
             added = value
             if not fell:
@@ -236,7 +242,8 @@ class Window:
         last.update(values)
 
     def _count(self, counter: Counter, added: float, *, base: bool = False) -> None:
-        """Add to a total; as a base, to every earlier total too, so that no window sees it as an increase."""
+        """Add to a total; as a base, to every earlier total too, so that no window sees it as an
+        increase."""
         index = self._at.get(counter)
         if index is None:
             index = self._at[counter] = len(self._totals)

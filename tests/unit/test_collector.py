@@ -20,7 +20,7 @@ from specserve.config.schema import Settings
 from specserve.engine.http.metrics import parse
 from specserve.engine.output.logs import EngineReport
 from specserve.errors import ConfigError
-from specserve.gpu.telemetry import Detached, Means, Telemetry
+from specserve.gpu.telemetry import GpuMeans, Telemetry, ThreadedTelemetry
 from specserve.memory.calibration import reconcile
 from specserve.metric_families import FAMILIES, MetricKey, key
 from specserve.sidecar import baseline, speedup, status
@@ -488,13 +488,13 @@ def test_means_over_a_stretch_of_time() -> None:
     """Amounts are summed over devices, shares averaged; a figure that a device does not tell is left out."""
     telemetry = Telemetry(Nvml(), visible=None, count=2)
     now = telemetry.readings()
-    with Means(telemetry, interval_seconds=0.01) as means:
+    with GpuMeans(telemetry, interval_seconds=0.01) as means:
         pass
     used = [v for k, v in now.items() if k.family == "specserve_gpu_memory_used_bytes"]
     assert means.result is not None
     assert means.result["memory_used_bytes"] == sum(used)
     assert means.result["power_watts"] == now[key("specserve_gpu_power_watts", gpu="0")]
-    with Means(None) as nothing:
+    with GpuMeans(None) as nothing:
         pass
     assert nothing.result is None
 
@@ -510,11 +510,11 @@ def test_a_driver_that_hangs_holds_up_nobody() -> None:
             return super().nvmlDeviceGetUtilizationRates(handle)
 
     telemetry = Telemetry(Stuck(), visible="0", count=1)
-    gpu = Detached(telemetry, kept_seconds=30, wait_seconds=60, clock=lambda: now)
+    gpu = ThreadedTelemetry(telemetry, kept_seconds=30, wait_seconds=60, clock=lambda: now)
     known = gpu.readings()
     assert known == telemetry.readings()
     stuck.set()
-    gpu = Detached(telemetry, kept_seconds=30, wait_seconds=0.01, clock=lambda: now)
+    gpu = ThreadedTelemetry(telemetry, kept_seconds=30, wait_seconds=0.01, clock=lambda: now)
     gpu._last = (0.0, known)
     assert gpu.readings() == known
     now = 31.0
