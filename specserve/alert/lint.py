@@ -69,7 +69,7 @@ def series_of(expression: str) -> set[str]:
     """The names of the series that a PromQL expression asks for. Raises ValueError for what is not
     PromQL.
 
-    >>> sorted(series_of('sum by (job) (rate(a_total{x="b"}[5m])) / on (job) c offset 1h > 0 unless d'))
+    >>> sorted(series_of('sum by (job) (rate(a_total{x="b"}[5m])) / on (job) c offset 1h unless d'))
     ['a_total', 'c', 'd']
     """
     promql = _parser()

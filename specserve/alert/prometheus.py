@@ -71,7 +71,8 @@ class AlertRow(TypedDict):
 
 _YIELD = (
     "sum by ($by) (rate(specserve_accepted_tokens_total[$window])) / (sum by ($by) "
-    "(rate(specserve_draft_tokens_total[$window])) + sum by ($by) (rate(specserve_drafts_total[$window])))"
+    "(rate(specserve_draft_tokens_total[$window])) + "
+    "sum by ($by) (rate(specserve_drafts_total[$window])))"
 )
 """Accepted tokens per verified token. No alert has it; with the number of running requests it says
 what load costs."""

@@ -127,7 +127,7 @@ class Instance:
 def advance(rule: Rule, instance: Instance, seen: RuleInput, now: float) -> Instance:
     """The instance after one more observation.
 
-    >>> low = Rule("Low", "specserve_acceptance_rate", "below", fire=0.5, resolve=0.55, for_seconds=60)
+    >>> low = Rule("Low", "specserve_acceptance_rate", "below", 0.5, 0.55, for_seconds=60)
     >>> pending = advance(low, Instance(), RuleInput(0.4), now=0)
     >>> pending.state.value, advance(low, pending, RuleInput(0.4), now=60).state.value
     ('pending', 'firing')

@@ -95,10 +95,17 @@ def identity(settings: Settings) -> str:
     The engine's version is left out on purpose.
     """
     target, draft = settings.models.target_model, settings.models.draft_model
-    parts: list[str | int | None] = [target.path, target.revision, None, None, settings.method]
+    draft_path = draft_revision = None
     if draft is not None:
-        parts[2:4] = [draft.path, draft.revision]
-    parts.append(settings.speculative_decoding.num_speculative_tokens)
+        draft_path, draft_revision = draft.path, draft.revision
+    parts = (
+        target.path,
+        target.revision,
+        draft_path,
+        draft_revision,
+        settings.method,
+        settings.speculative_decoding.num_speculative_tokens,
+    )
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 

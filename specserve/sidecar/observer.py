@@ -29,6 +29,15 @@ READY_LOOKS, LIVE_LOOKS = 3, 40
 """Looks that may be missed before their verdicts are withdrawn. A sidecar that stands still says
 nothing about the engine: it soon may not call it ready, and has it restarted only when nothing else
 has helped for long."""
+ACCEPTANCE = key("specserve_acceptance_rate", window="1m")
+OUTPUT = key("specserve_generation_tokens_per_second", window="1m")
+TTFT_P50, TTFT_P90, TPOT_P50, TPOT_P90 = (
+    key(f"specserve_{latency}_seconds", stat=stat, window="1m")
+    for latency in ("time_to_first_token", "time_per_output_token")
+    for stat in ("p50", "p90")
+)
+CHARTED = (ACCEPTANCE, OUTPUT, TTFT_P50, TTFT_P90, TPOT_P50, TPOT_P90)
+"""What the page draws over time."""
 _AGE = key("specserve_scrape_age_seconds")
 _BY_ENGINE = {
     "running": "specserve_engine_requests_running",
@@ -43,18 +52,12 @@ _LABELLED = {
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One moment of the last hour, for the page. None where nothing was known."""
+    """One moment of the last hour, for the page."""
 
     at: float
     """Unix seconds."""
-    acceptance_rate: float | None
-    ttft_p50_seconds: float | None
-    ttft_p90_seconds: float | None
-    tpot_p50_seconds: float | None
-    tpot_p90_seconds: float | None
-    generation_tokens_per_second: float | None
-    requests_running: float | None
-    requests_waiting: float | None
+    readings: Readings
+    """Of `CHARTED`, what was known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,21 +255,5 @@ class Observer:
     def _remember(self, wall: float, readings: Readings) -> None:
         if self.history and 0 <= wall - self.history[-1].at < HISTORY_STEP_SECONDS:
             return
-
-        def known(name: str, **labels: str) -> float | None:
-            return readings.get(key(f"specserve_{name}", **labels))
-
-        ttft, tpot = "time_to_first_token_seconds", "time_per_output_token_seconds"
-        self.history.append(
-            Point(
-                at=wall,
-                acceptance_rate=known("acceptance_rate", window="1m"),
-                ttft_p50_seconds=known(ttft, stat="p50", window="1m"),
-                ttft_p90_seconds=known(ttft, stat="p90", window="1m"),
-                tpot_p50_seconds=known(tpot, stat="p50", window="1m"),
-                tpot_p90_seconds=known(tpot, stat="p90", window="1m"),
-                generation_tokens_per_second=known("generation_tokens_per_second", window="1m"),
-                requests_running=known("requests_running"),
-                requests_waiting=known("requests_waiting"),
-            )
-        )
+        known = {name: readings[name] for name in CHARTED if name in readings}
+        self.history.append(Point(wall, known))

@@ -9,15 +9,25 @@ from html import escape
 
 from specserve.alert.evaluate import AlertJson
 from specserve.sidecar import presentation
-from specserve.sidecar.chart import Chart
-from specserve.sidecar.observer import Point
+from specserve.sidecar.chart import Chart, Line
+from specserve.sidecar.observer import (
+    ACCEPTANCE,
+    OUTPUT,
+    TPOT_P50,
+    TPOT_P90,
+    TTFT_P50,
+    TTFT_P90,
+    Point,
+)
 from specserve.sidecar.presentation import NO_ALERT, ROWS, StatusJson
 from specserve.units import percent
 
 _STYLE = """
-:root{--ink:#1b1f24;--soft:#5b6470;--line:#d8dde3;--card:#fff;--back:#f4f6f8;--a:#1a66c2;--b:#c2571a;
+:root{--ink:#1b1f24;--soft:#5b6470;--line:#d8dde3;--card:#fff;--back:#f4f6f8;
+--a:#1a66c2;--b:#c2571a;
 --good:#1d7a3f;--warn:#96660a;--bad:#b3261e}
-@media(prefers-color-scheme:dark){:root{--ink:#e6e9ed;--soft:#9aa4b0;--line:#343b44;--card:#1b2027;--back:#12161b;
+@media(prefers-color-scheme:dark){:root{--ink:#e6e9ed;--soft:#9aa4b0;--line:#343b44;--card:#1b2027;
+--back:#12161b;
 --a:#6fb1ff;--b:#ff9d5c;--good:#5fd08a;--warn:#f0c05a;--bad:#ff8a80}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--back);color:var(--ink);font:15px/1.45 system-ui,sans-serif}
@@ -29,19 +39,24 @@ header .soft{flex-basis:100%}
 .pill{border:1.5px solid currentColor;border-radius:999px;padding:1px 11px;font-weight:600}
 .good{color:var(--good)}.warn{color:var(--warn)}.bad{color:var(--bad)}
 .grid{display:grid;gap:12px;grid-template-columns:repeat(auto-fit,minmax(min(100%,420px),1fr))}
-.card{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:12px;min-width:0}
-.tiles{display:grid;gap:8px;grid-template-columns:repeat(auto-fill,minmax(98px,1fr));margin-bottom:12px}
+.card{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:12px;
+min-width:0}
+.tiles{display:grid;gap:8px;grid-template-columns:repeat(auto-fill,minmax(98px,1fr));
+margin-bottom:12px}
 .tile{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:8px 10px}
 .tile b{display:block;font-size:1.1rem;font-variant-numeric:tabular-nums;white-space:nowrap}
 .bar{display:grid;grid-template-columns:1.5em 1fr 4em;gap:8px;align-items:center;font-size:.85rem}
-.bar i{display:block;height:9px;border-radius:3px;background:var(--a)}.bar b{text-align:right;font-weight:400}
+.bar i{display:block;height:9px;border-radius:3px;background:var(--a)}.bar b{text-align:right;
+font-weight:400}
 h2+.bar{margin-top:2px}.card h2:nth-of-type(n+2){margin-top:16px}
 .verdict{margin:0 0 6px;overflow-wrap:anywhere}.verdict b{display:inline-block;min-width:4.2em}
 .verdict b+b{min-width:2.2em}h2 .soft{font-weight:400}
 svg{display:block;width:100%;height:auto}
 svg text{fill:var(--soft);font:12px system-ui,sans-serif}
-.grid-line{stroke:var(--line);stroke-width:1}.ref{stroke:var(--soft);stroke-dasharray:5 4;stroke-width:1.5}
-.sa,.sb{fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round}.sa{stroke:var(--a)}.sb{stroke:var(--b)}
+.grid-line{stroke:var(--line);stroke-width:1}.ref{stroke:var(--soft);stroke-dasharray:5 4;
+stroke-width:1.5}
+.sa,.sb{fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round}.sa{stroke:var(--a)}
+.sb{stroke:var(--b)}
 .key{display:inline-block;width:16px;border-top:3px solid;vertical-align:middle;margin:0 5px 0 10px}
 .ka{border-color:var(--a)}.kb{border-color:var(--b)}.kr{border-top:2px dashed var(--soft)}
 .alert{border-left:4px solid;padding:2px 0 2px 10px;margin:0 0 10px;overflow-wrap:anywhere}
@@ -115,7 +130,8 @@ def _tiles(status: StatusJson) -> str:
         elif row.unit == "times":  # needs a benchmark profile
             continue
         cells.append(
-            f'<div class="tile"><b>{escape(text)}</b><span class="soft">{escape(row.title)}</span></div>'
+            f'<div class="tile"><b>{escape(text)}</b>'
+            f'<span class="soft">{escape(row.title)}</span></div>'
         )
     return (
         f'<div class="tiles">{"".join(cells)}</div>'
@@ -167,29 +183,15 @@ def _runbook(url: str | None) -> str:
 
 
 def _charts(status: StatusJson, points: Sequence[Point], now: float) -> str:
+    seconds, baseline = presentation.seconds, status["baseline"].get("acceptance_rate")
+    acceptance, output = Line("1 min", "a", ACCEPTANCE), Line("1 min", "a", OUTPUT)
+    ttft = (Line("P50", "a", TTFT_P50), Line("P90", "b", TTFT_P90))
+    tpot = (Line("P50", "a", TPOT_P50), Line("P90", "b", TPOT_P90))
     charts = (
-        Chart(
-            "Acceptance rate",
-            (("1 min", "a", "acceptance_rate"),),
-            _percent,
-            top=1.0,
-            reference=status["baseline"].get("acceptance_rate"),
-        ),
-        Chart(
-            "Time to first token",
-            (("P50", "a", "ttft_p50_seconds"), ("P90", "b", "ttft_p90_seconds")),
-            presentation.seconds,
-        ),
-        Chart(
-            "Time per output token",
-            (("P50", "a", "tpot_p50_seconds"), ("P90", "b", "tpot_p90_seconds")),
-            presentation.seconds,
-        ),
-        Chart(
-            "Output tokens per second",
-            (("1 min", "a", "generation_tokens_per_second"),),
-            "{:,.4g}".format,
-        ),
+        Chart("Acceptance rate", (acceptance,), _percent, top=1.0, reference=baseline),
+        Chart("Time to first token", ttft, seconds),
+        Chart("Time per output token", tpot, seconds),
+        Chart("Output tokens per second", (output,), "{:,.4g}".format),
     )
     return "\n".join(chart.html(points, now) for chart in charts)
 

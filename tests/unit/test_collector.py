@@ -25,7 +25,7 @@ from specserve.memory.calibration import reconcile
 from specserve.metric_families import FAMILIES, MetricKey, key
 from specserve.sidecar import baseline, speedup, status
 from specserve.sidecar.baseline import QUANTITIES, Baseline
-from specserve.sidecar.chart import Chart, runs
+from specserve.sidecar.chart import Chart, Line, runs
 from specserve.sidecar.collector import exposition
 from specserve.sidecar.launch_state import LaunchState
 from specserve.sidecar.observer import Observation, Observer, Point, aged
@@ -618,10 +618,8 @@ def test_the_page_is_self_contained_and_escapes() -> None:
 def test_a_hole_in_what_is_known_is_a_hole_in_the_line() -> None:
     """Unknown is neither zero nor a straight line across."""
     points = [
-        Point(at, rate, *[None] * 7)
+        Point(at, {} if rate is None else {RATE: rate})
         for at, rate in ((0, 0.5), (15, 0.6), (30, None), (45, 0.7), (900, 0.8))
     ]
-    assert runs(points, "acceptance_rate") == [[(0, 0.5), (15, 0.6)], [(45, 0.7)], [(900, 0.8)]]
-    assert "nothing known yet" in Chart("T", (("a", "a", "ttft_p50_seconds"),), str).html(
-        points, 900
-    )
+    assert runs(points, RATE) == [[(0, 0.5), (15, 0.6)], [(45, 0.7)], [(900, 0.8)]]
+    assert "nothing known yet" in Chart("T", (Line("a", "a", SAMPLE),), str).html(points, 900)
