@@ -14,6 +14,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
+from pydantic import JsonValue
+from pydantic_core import to_jsonable_python
 
 from specserve import __version__
 from specserve.app import golive as verify
@@ -29,8 +31,8 @@ from specserve.app.arm import (
 )
 from specserve.bench import answers, result
 from specserve.bench.load import LoadClient, Measured
-from specserve.bench.plan import Plan, Step
-from specserve.bench.result import Arm, Block, Check, Result
+from specserve.bench.plan import BenchPlan, Step
+from specserve.bench.result import Arm, BenchCheck, BenchMachine, Block, Result
 from specserve.bench.workload import Workload
 from specserve.config.show import rows
 from specserve.engine.http.client import LOOPBACK, EngineError, collect
@@ -60,7 +62,7 @@ class Bench:
     """One benchmark run. ``run`` returns the result; what was measured is on disk after every block."""
 
     specs: Sequence[ArmSpec]
-    plan: Plan
+    plan: BenchPlan
     out: Path
     environ: Mapping[str, str]
     progress: Progress = field(default_factory=Progress)
@@ -194,7 +196,7 @@ class Bench:
         if spec.name not in {c.arm for c in self._result.checks}:
             server = self._server(load, spec)
             found = verify.structured(verify.Subject(server.client, settings, ANSWER_SECONDS))
-            check = Check(
+            check = BenchCheck(
                 arm=spec.name, name=found.name, status=found.status, message=found.message
             )
             streaming = [self._streaming(w, server) for w in self.plan.workloads if w.is_greedy]
@@ -251,7 +253,7 @@ class Bench:
         return out
 
 
-def fresh(specs: Sequence[ArmSpec], plan: Plan, *, together: bool = False) -> Result:
+def fresh(specs: Sequence[ArmSpec], plan: BenchPlan, *, together: bool = False) -> Result:
     """A result with nothing measured yet."""
     installed = introspect.installed()
     return Result(
@@ -294,19 +296,18 @@ def _scorer(workload: Workload, server: Server) -> answers.Scorer:
     return lambda prompt, text: score(server.client, requests[prompt], text)
 
 
-def _config(spec: ArmSpec) -> dict[str, Any]:
+def _config(spec: ArmSpec) -> dict[str, JsonValue]:
     """What differs from the defaults, secrets masked."""
-    return {r.key: r.value for r in rows(spec.loaded) if not r.is_default}
+    return {r.key: to_jsonable_python(r.value) for r in rows(spec.loaded) if not r.is_default}
 
 
-def machine() -> dict[str, Any]:
+def machine() -> BenchMachine:
     """Facts about this machine that decide speed."""
-    devices = gpu.devices()
-    return {
-        "system": platform.system(),
-        "python": platform.python_version(),
-        "processor": platform.processor() or platform.machine(),
-        "cores": psutil.cpu_count(logical=False),
-        "memory_bytes": psutil.virtual_memory().total,
-        "gpus": [d.name for d in devices] if devices else [],
-    }
+    return BenchMachine(
+        system=platform.system(),
+        python=platform.python_version(),
+        processor=platform.processor() or platform.machine(),
+        cores=psutil.cpu_count(logical=False),
+        memory_bytes=psutil.virtual_memory().total,
+        gpus=[device.name for device in gpu.devices() or ()],
+    )

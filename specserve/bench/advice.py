@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specserve.bench import judge
-from specserve.bench.judge import Cell
+from specserve.bench.judge import BenchCell, BenchVerdict
 from specserve.bench.result import Answers, Result, Search
 from specserve.config.speculation import SpeculativeDecoding
 from specserve.engine.command.args import WIDEST_STEP
@@ -15,20 +14,22 @@ LATER = 1.1
 MORE = "add blocks with --resume and a higher --repeat"
 
 
-def conclusion(result: Result, cells: Sequence[Cell]) -> list[str]:
-    """What to do, in sentences that name the workload, the load and the factor; what forbids it comes first."""
-    wrong = {a.workload for a in result.answers if a.divergent}
-    out = [_divergent(a) for a in result.answers if a.divergent]
-    failed = judge.failed(result)
-    out += [f"Do not turn it on: '{c.arm}' fails {c.name}: {c.message}." for c in failed]
-    by_workload = [
-        [c for c in cells if c.workload == w] for w in dict.fromkeys(c.workload for c in cells)
-    ]
-    for here in sorted(by_workload, key=_best, reverse=True):
-        if not failed and here[0].workload not in wrong:
-            out.append(_advice(here[0].workload, here, _tokens(result)))
+def conclusion(verdict: BenchVerdict) -> list[str]:
+    """What to do, in sentences with the workload, the load and the factor; what forbids it comes first."""
+    result = verdict.result
+    wrong = [a for a in result.answers if a.divergent]
+    out = [_divergent(a) for a in wrong]
+    out += [f"Do not turn it on: '{c.arm}' fails {c.name}: {c.message}." for c in verdict.failed]
+    if not verdict.failed:
+        by_workload: dict[str, list[BenchCell]] = {}
+        for cell in verdict.cells:
+            by_workload.setdefault(cell.workload, []).append(cell)
+        for answers in wrong:
+            by_workload.pop(answers.workload, None)
+        for here in sorted(by_workload.values(), key=_best, reverse=True):
+            out.append(_advice(here, _tokens(result)))
     out += _within(result)
-    unsound = [f"{c.workload} at {c.concurrency}: {w}." for c in cells for w in c.warnings]
+    unsound = [f"{c.workload} at {c.concurrency}: {w}." for c in verdict.cells for w in c.warnings]
     if unsound:
         out += ["No verdict where the measurement is not sound:", *unsound]
     if not result.complete:
@@ -39,72 +40,103 @@ def conclusion(result: Result, cells: Sequence[Cell]) -> list[str]:
 def _divergent(found: Answers) -> str:
     wrong = "are not the target's"
     if found.is_streaming:
-        wrong = f"of '{found.arm}' are others when they are streamed"
-    return f"Do not turn it on for {found.workload}: {found.divergent} of {found.compared} answers {wrong}."
+        wrong = f"of '{found.arm}' change when they are streamed"
+    seen = f"{found.divergent} of {found.compared} answers {wrong}"
+    return f"Do not turn it on for {found.workload}: {seen}."
 
 
-def _best(cells: Sequence[Cell]) -> float:
+def _best(cells: Sequence[BenchCell]) -> float:
     """What speaks most for speculation comes first."""
     return max((c.speedup.value for c in cells if c.speedup), default=0.0)
 
 
-def _later(cells: Sequence[Cell]) -> str:
+def _later(cells: Sequence[BenchCell]) -> str:
     """Faster tokens may hide that the first one comes later (vllm-project/vllm#19996)."""
-    worst = max((c for c in cells if c.ttft_ratio), key=lambda c: c.ttft_ratio or 0.0, default=None)
-    if worst is None or (worst.ttft_ratio or 0.0) <= LATER:
+    ratio, load = max((c.ttft_ratio or 0.0, -c.concurrency) for c in cells)
+    if ratio <= LATER:
         return ""
-    return f" The first token comes {worst.ttft_ratio:.2f}x as late at {worst.concurrency}."
+    return f" Time to first token is {ratio:.2f}x as long with {_requests(-load)}."
+
+
+def _requests(load: int) -> str:
+    """A load in words.
+
+    >>> _requests(1), _requests(16)
+    ('one request at a time', '16 concurrent requests')
+    """
+    if load == 1:
+        return "one request at a time"
+    return f"{load} concurrent requests"
 
 
 def _tokens(result: Result) -> int:
     """Tokens per draft of the arm that speculates."""
     configured = result.arms[-1].config.get("speculative_decoding.num_speculative_tokens")
-    return int(configured or SpeculativeDecoding().num_speculative_tokens)
+    if isinstance(configured, int):
+        return configured
+    return SpeculativeDecoding().num_speculative_tokens
 
 
-def _advice(workload: str, cells: Sequence[Cell], tokens: int) -> str:
+def _advice(cells: Sequence[BenchCell], tokens: int) -> str:
+    """What to do for one workload."""
+    workload = cells[0].workload
     known = [c for c in cells if c.speedup]
     faster = [c for c in known if c.verdict == "faster"]
     slower = [c for c in known if c.verdict == "slower"]
-    if faster and not slower:
-        top = max(c.concurrency for c in faster)
-        open_at = ", ".join(
-            str(c.concurrency) for c in cells if c.verdict in ("inconclusive", "unsound")
-        )
-        rest = f" (no verdict at {open_at})" if open_at else ""
-        seen = f"{_factors(faster)} faster per token{rest}.{_later(faster)}"
-        return f"Turn it on for {workload} up to {top} concurrent requests: {seen}"
-    if faster:
+    if faster and slower:
         return _by_load(workload, faster, slower, tokens)
+    if faster:
+        on = f"Turn it on for {workload}{_up_to(max(c.concurrency for c in faster))}"
+        seen = f"{_factors(faster)} faster per token{_open(cells)}"
+        return f"{on}: {seen}.{_later(faster)}"
     if slower:
-        seen = f"{_factors(slower)} (below 1 is slower)"
-        return f"Leave it off for {workload}: {seen}. In the config: speculative_decoding.enabled: false."
-    if known and all(c.verdict == "no difference" for c in known):
+        off = f"Leave it off for {workload}: {_factors(slower)} (below 1 is slower)"
+        return f"{off}. In the config: speculative_decoding.enabled: false."
+    if not known:
+        return f"No verdict for {workload}."
+    if all(c.verdict == "no difference" for c in known):
         return f"It makes no difference for {workload} ({_factors(known)})."
-    if known:
-        return f"Undecided for {workload} ({_factors(known)}), noise hides the effect: {MORE}, or raise --prompts."
-    return f"No verdict for {workload}."
+    undecided = f"Undecided for {workload} ({_factors(known)}), noise hides the effect"
+    return f"{undecided}: {MORE}, or raise --prompts."
 
 
-def _by_load(workload: str, faster: Sequence[Cell], slower: Sequence[Cell], tokens: int) -> str:
+def _up_to(load: int) -> str:
+    if load == 1:
+        return ", for single requests only"
+    return f" up to {load} concurrent requests"
+
+
+def _open(cells: Sequence[BenchCell]) -> str:
+    """At which loads there is no verdict."""
+    loads = [str(c.concurrency) for c in cells if c.verdict in ("inconclusive", "unsound")]
+    if not loads:
+        return ""
+    return f" (no verdict at {', '.join(loads)})"
+
+
+def _by_load(
+    workload: str, faster: Sequence[BenchCell], slower: Sequence[BenchCell], tokens: int
+) -> str:
     """Faster at some loads, slower at others: one limit that parts them is a line for the config."""
     on, off = sorted(c.concurrency for c in faster), sorted(c.concurrency for c in slower)
+    gain, loss, later = _factors(faster), _factors(slower), _later(faster)
     if on[-1] < off[0]:
         return (
-            f"Turn it on for {workload} up to {on[-1]} concurrent requests ({_factors(faster)}); "
-            f"from {off[0]} on leave it off ({_factors(slower)}). "
-            f"In the config: speculative_decoding.max_batch_size: {on[-1]}.{_later(faster)}"
+            f"Turn it on for {workload}{_up_to(on[-1])} ({gain}); "
+            f"leave it off from {off[0]} ({loss}). "
+            f"In the config: speculative_decoding.max_batch_size: {on[-1]}.{later}"
         )
     if off[-1] < on[0]:
+        schedule = f"[[1, {on[0] - 1}, 0], [{on[0]}, {WIDEST_STEP}, {tokens}]]"
         return (
-            f"Turn it on for {workload} from {on[0]} concurrent requests on ({_factors(faster)}); "
-            f"up to {off[-1]} leave it off ({_factors(slower)}). In the config: speculative_decoding.schedule: "
-            f"[[1, {on[0] - 1}, 0], [{on[0]}, {WIDEST_STEP}, {tokens}]].{_later(faster)}"
+            f"Turn it on for {workload} from {on[0]} concurrent requests ({gain}); "
+            f"leave it off up to {off[-1]} ({loss}). "
+            f"In the config: speculative_decoding.schedule: {schedule}.{later}"
         )
     return (
-        f"No one limit for {workload}: faster at {_words(on)} concurrent requests ({_factors(faster)}), slower at "
-        f"{_words(off)} ({_factors(slower)}). Before deciding, {MORE}; if it stays so, "
-        f"speculative_decoding.schedule turns it on by batch size.{_later(faster)}"
+        f"No single limit for {workload}: faster at {_words(on)} concurrent requests ({gain}), "
+        f"slower at {_words(off)} ({loss}). Before deciding, {MORE}; if it stays so, "
+        f"speculative_decoding.schedule turns it on by batch size.{later}"
     )
 
 
@@ -112,9 +144,11 @@ def _words(loads: Sequence[int]) -> str:
     return " and ".join(map(str, loads))
 
 
-def _factors(cells: Sequence[Cell]) -> str:
+def _factors(cells: Sequence[BenchCell]) -> str:
+    """The speedups of these cells, from the least to the greatest."""
     values = sorted(c.speedup.value for c in cells if c.speedup)
-    return f"{values[0]:.2f}x" if len(values) == 1 else f"{values[0]:.2f}x to {values[-1]:.2f}x"
+    shown = dict.fromkeys(f"{value:.2f}x" for value in (values[0], values[-1]))
+    return " to ".join(shown)
 
 
 def _within(result: Result) -> list[str]:
@@ -122,18 +156,20 @@ def _within(result: Result) -> list[str]:
     out = []
     for workload in dict.fromkeys(s.workload for s in result.searches):
         here = [s for s in result.searches if s.workload == workload]
-        loads = "; ".join(
-            f"{s.arm} {_load(s)}" for s in sorted(here, key=lambda s: s.arm != result.arms[0].name)
-        )
+        here.sort(key=lambda s: s.arm != result.arms[0].name)
+        loads = "; ".join(f"{s.arm} {_load(s)}" for s in here)
         out.append(f"Within {objectives(here[0])}, {workload}: {loads}.")
     return out
 
 
 def _load(search: Search) -> str:
-    if (best := search.best) is None:
-        return "not even one request at once"
-    least = "" if search.stop_reason == "converged" else "at least "
-    return f"{least}{best.concurrency} requests at once ({best.requests_per_second:.1f}/s)"
+    best = search.best
+    if best is None:
+        return "not even one request at a time"
+    load = f"{_requests(best.concurrency)} ({best.requests_per_second:.1f}/s)"
+    if search.stop_reason == "converged":
+        return load
+    return f"at least {load}"
 
 
 def objectives(search: Search) -> str:

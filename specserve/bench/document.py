@@ -1,4 +1,4 @@
-"""A document of parts, as Markdown or as one self-contained HTML page."""
+"""A document of sections, as Markdown or as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Part:
-    """One section: sentences, then pictures (SVG), then a table."""
+class Section:
+    """Sentences, then pictures (SVG), then a table."""
 
     title: str
     text: tuple[str, ...] = ()
@@ -25,18 +25,17 @@ class Part:
     plots: tuple[str, ...] = ()
 
 
-def markdown(parts: Sequence[Part], title: str) -> str:
+def markdown(sections: Sequence[Section], title: str) -> str:
     """The document as Markdown, without pictures."""
     out = [f"# {title}", ""]
-    for part in parts:
-        out += [f"## {part.title}", "", *(line for text in part.text for line in (text, ""))]
-        if part.table and part.table.rows:
-            out += [
-                _row(part.table.head),
-                _row(tuple("---" for _ in part.table.head)),
-                *map(_row, part.table.rows),
-                "",
-            ]
+    for section in sections:
+        out += [f"## {section.title}", ""]
+        for text in section.text:
+            out += [text, ""]
+        if section.table and section.table.rows:
+            rule = ["---" for _ in section.table.head]
+            rows = (section.table.head, rule, *section.table.rows)
+            out += [*map(_row, rows), ""]
     return "\n".join(out)
 
 
@@ -45,39 +44,46 @@ def _row(cells: Sequence[str]) -> str:
 
 
 _STYLE = (
-    ":root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;max-width:80rem;margin:2rem auto;"
-    "padding:0 1rem}"
-    "table{border-collapse:collapse;display:block;overflow-x:auto;font-size:13px}td,th{padding:.25rem .6rem;"
-    "border-bottom:1px solid #8884;text-align:left;max-width:32rem}th,td:not(:last-child){white-space:nowrap}"
+    ":root{color-scheme:light dark}"
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:80rem;margin:2rem auto;padding:0 1rem}"
+    "table{border-collapse:collapse;display:block;overflow-x:auto;font-size:13px}"
+    "td,th{padding:.25rem .6rem;border-bottom:1px solid #8884;text-align:left;max-width:32rem}"
+    "th,td:not(:last-child){white-space:nowrap}"
     "div{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(30rem,100%),1fr));gap:1rem}"
-    "section:first-of-type p{font-size:1.15rem}svg{max-width:100%;height:auto;background:#fff;border-radius:6px}"
+    "section:first-of-type p{font-size:1.15rem}"
+    "svg{max-width:100%;height:auto;background:#fff;border-radius:6px}"
     "figure{margin:0}"
 )
 
 
-def page(parts: Sequence[Part], title: str) -> str:
+def page(sections: Sequence[Section], title: str) -> str:
     """The document as one self-contained HTML page."""
     body = []
-    for part in parts:
-        body.append(f"<section><h2>{html.escape(part.title)}</h2>")
-        body += [f"<p>{html.escape(t)}</p>" for t in part.text]
-        if part.plots:
-            body.append(
-                "<div>" + "".join(f"<figure>{svg}</figure>" for svg in part.plots) + "</div>"
-            )
-        if part.table and part.table.rows:
-            body.append(_html_table(part.table))
+    for section in sections:
+        body.append(f"<section><h2>{html.escape(section.title)}</h2>")
+        body += [f"<p>{html.escape(t)}</p>" for t in section.text]
+        if section.plots:
+            figures = "".join(f"<figure>{svg}</figure>" for svg in section.plots)
+            body.append(f"<div>{figures}</div>")
+        if section.table and section.table.rows:
+            body.append(_html_table(section.table))
         body.append("</section>")
+    head = html.escape(title)
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head>'
-        f"<body><h1>{html.escape(title)}</h1>{''.join(body)}</body></html>\n"
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f"<title>{head}</title>"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{_STYLE}</style></head>"
+        f"<body><h1>{head}</h1>{''.join(body)}</body></html>\n"
     )
 
 
 def _html_table(table: Table) -> str:
-    head = "".join(f"<th>{html.escape(h)}</th>" for h in table.head)
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in table.rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    head = _cells("th", table.head)
+    rows = "".join(_cells("td", row) for row in table.rows)
+    return f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>"
+
+
+def _cells(tag: str, row: Sequence[str]) -> str:
+    cells = "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row)
+    return f"<tr>{cells}</tr>"

@@ -20,7 +20,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """Two or more arms, the load on each, and how often."""
 
     arms: tuple[str, ...]
@@ -35,14 +35,15 @@ class Plan:
         out: list[Step] = []
         for arm in legs(self.arms, self.repeat):
             for workload in self.workloads:
-                for concurrency in (
-                    [max(self.concurrency)] if workload.is_timed else self.concurrency
-                ):
+                loads = self.concurrency
+                if workload.is_timed:
+                    loads = (max(loads),)
+                for concurrency in loads:
                     out.append(Step(len(out), arm, workload.name, concurrency))
         return tuple(out)
 
     def left(self, blocks: Sequence[Block]) -> tuple[Step, ...] | None:
-        """What is still to be measured after these blocks; None where they are not the first ones of this plan."""
+        """What is still to be measured after these blocks; None if they are not the first of this plan."""
         steps = self.steps()
         done = [(b.arm, b.workload, b.concurrency) for b in blocks]
         if done != [(s.arm, s.workload, s.concurrency) for s in steps[: len(done)]]:
@@ -51,7 +52,7 @@ class Plan:
 
 
 def legs(arms: Sequence[str], repeat: int) -> list[str]:
-    """The order of the arms: there and back again, so that a steady drift of the machine hits both alike.
+    """The order of the arms: forth and back, so that a steady drift of the machine hits both alike.
 
     >>> legs(["off", "on"], 1)
     ['off', 'on', 'on', 'off']

@@ -1,121 +1,133 @@
-"""The pictures of a report, as SVG text. matplotlib is an extra (``specserve[bench]``) and is imported here only."""
+"""The pictures of a report, as SVG text.
+
+matplotlib is an extra (``specserve[bench]``) and is imported here only.
+"""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
-from specserve.bench import breakeven, judge
-from specserve.bench.judge import Cell
-from specserve.bench.result import Result
+from specserve.bench import breakeven
+from specserve.bench.judge import ArmCell, BenchCell, BenchVerdict
 
-_ON, _GREY = "#2563eb", "#9ca3af"
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_COLOURS = {"faster": "#2563eb", "slower": "#dc2626"}
 
 
-def svgs(result: Result) -> dict[str, str]:
-    """Every picture that the result has data for, by name; empty when matplotlib is not installed."""
+def svgs(verdict: BenchVerdict) -> dict[str, str]:
+    """Every picture that there is data for, by name; empty when matplotlib is not installed."""
     try:
         import matplotlib as mpl
+        from matplotlib.figure import Figure
     except ImportError:
         return {}
     mpl.use("svg")
-    cells = judge.cells(result)
-    drawn: dict[str, Callable[[Any], bool]] = {
-        "speedup": lambda axes: _speedup(axes, cells),
-        "tpot": lambda axes: _curves(
-            axes, cells, "TPOT, median (ms)", lambda a: a.tpot.p50 * 1000 if a.tpot else None
-        ),
-        "throughput": lambda axes: _curves(
-            axes, cells, "output tokens/s", lambda a: a.output_tokens_per_second
-        ),
-        "positions": lambda axes: _positions(axes, cells),
-        "breakeven": lambda axes: _breakeven(axes, result, cells),
+    drawn: dict[str, Callable[[Axes, BenchVerdict], bool]] = {
+        "speedup": _speedup,
+        "tpot": _tpot,
+        "throughput": _throughput,
+        "positions": _positions,
+        "breakeven": _breakeven,
     }
-    return {name: svg for name, draw in drawn.items() if (svg := _svg(draw)) is not None}
+    found = {}
+    for name, draw in drawn.items():
+        figure = Figure(figsize=(8, 3.6), layout="constrained")
+        axes = figure.subplots()
+        axes.spines[["top", "right"]].set_visible(False)
+        if draw(axes, verdict):
+            out = io.StringIO()
+            figure.savefig(out, format="svg", metadata={"Date": None})
+            text = out.getvalue()
+            found[name] = text[text.index("<svg") :]
+    return found
 
 
-def _svg(draw: Callable[[Any], bool]) -> str | None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 3.6), layout="constrained")
-    axes = figure.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
-    if not draw(axes):
-        return None
-    out = io.StringIO()
-    figure.savefig(out, format="svg", metadata={"Date": None})
-    text = out.getvalue()
-    return text[text.index("<svg") :]
-
-
-def _speedup(axes: Any, cells: Sequence[Cell]) -> bool:
-    known = [c for c in cells if c.speedup]
+def _speedup(axes: Axes, verdict: BenchVerdict) -> bool:
+    known = [(c, c.speedup) for c in verdict.cells if c.speedup]
     if not known:
         return False
-    values = [c.speedup.value for c in known if c.speedup]
-    low = [c.speedup.value - c.speedup.low for c in known if c.speedup]
-    high = [c.speedup.high - c.speedup.value for c in known if c.speedup]
-    colours = [{"faster": _ON, "slower": "#dc2626"}.get(c.verdict, _GREY) for c in known]
-    labels = [f"{c.workload}\nx{c.concurrency}" for c in known]
-    axes.bar(range(len(known)), values, color=colours, width=0.6)
-    axes.errorbar(range(len(known)), values, yerr=[low, high], fmt="none", ecolor="#111", capsize=4)
+    places = range(len(known))
+    values = [s.value for _, s in known]
+    errors = [[s.value - s.low for _, s in known], [s.high - s.value for _, s in known]]
+    colours = [_COLOURS.get(c.verdict, "#9ca3af") for c, _ in known]
+    labels = [f"{c.workload}\nx{c.concurrency}" for c, _ in known]
+    axes.bar(places, values, color=colours, width=0.6)
+    axes.errorbar(places, values, yerr=errors, fmt="none", ecolor="#111", capsize=4)
     axes.axhline(1, color="#111", linewidth=0.8, linestyle="--")
-    axes.set_xticks(range(len(known)), labels, fontsize=8)
+    axes.set_xticks(places, labels, fontsize=8)
     axes.set_ylabel("speedup (above 1 is faster)")
-    axes.set_title(
-        "Speedup per workload and concurrency, with 95 % interval", fontsize=11, loc="left"
-    )
+    title = "Speedup per workload and concurrency, with 95 % interval"
+    axes.set_title(title, fontsize=11, loc="left")
     return True
 
 
+def _tpot(axes: Axes, verdict: BenchVerdict) -> bool:
+    def median(arm: ArmCell) -> float | None:
+        if arm.tpot is None:
+            return None
+        return arm.tpot.p50 * 1000
+
+    return _curves(axes, verdict.cells, "TPOT, median (ms)", median)
+
+
+def _throughput(axes: Axes, verdict: BenchVerdict) -> bool:
+    return _curves(axes, verdict.cells, "output tokens/s", lambda arm: arm.output_tokens_per_second)
+
+
 def _curves(
-    axes: Any, cells: Sequence[Cell], label: str, value: Callable[[Any], float | None]
+    axes: Axes, cells: Sequence[BenchCell], label: str, value: Callable[[ArmCell], float | None]
 ) -> bool:
     for i, workload in enumerate(dict.fromkeys(c.workload for c in cells)):
         here = sorted((c for c in cells if c.workload == workload), key=lambda c: c.concurrency)
-        for style, arm in (("--", "baseline"), ("-", "speculative")):
-            points = [(c.concurrency, value(getattr(c, arm))) for c in here]
-            xs, ys = (
-                [x for x, y in points if y is not None],
-                [y for _, y in points if y is not None],
-            )
-            name = getattr(here[0], arm).arm
+        loads = [c.concurrency for c in here]
+        for style, arms in (
+            ("--", [c.baseline for c in here]),
+            ("-", [c.speculative for c in here]),
+        ):
+            points = [(x, value(arm)) for x, arm in zip(loads, arms, strict=True)]
+            known = [(x, y) for x, y in points if y is not None]
             axes.plot(
-                xs,
-                ys,
+                [x for x, _ in known],
+                [y for _, y in known],
                 style,
                 marker="o",
                 markersize=4,
                 color=f"C{i % 10}",
-                label=f"{workload}, {name}",
+                label=f"{workload}, {arms[0].arm}",
             )
     if not axes.lines:
         return False
-    ticks = sorted({c.concurrency for c in cells})
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks, [str(t) for t in ticks])
-    axes.minorticks_off()
+    _load_axis(axes, sorted({c.concurrency for c in cells}))
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("concurrent requests")
     axes.set_ylabel(label)
     axes.legend(fontsize=8, frameon=False, handlelength=3)
     axes.set_title(f"{label[0].upper()}{label[1:]} against load", fontsize=11, loc="left")
     return True
 
 
-def _positions(axes: Any, cells: Sequence[Cell]) -> bool:
-    known = [c for c in cells if c.speculative.acceptance_per_position]
-    lowest = {
-        w: min(c.concurrency for c in known if c.workload == w) for w in {c.workload for c in known}
-    }
-    for cell in (c for c in known if c.concurrency == lowest[c.workload]):
-        rates = [100 * p for p in cell.speculative.acceptance_per_position]
-        axes.plot(
-            range(len(rates)), rates, marker="o", label=f"{cell.workload} x{cell.concurrency}"
-        )
-    if not axes.lines:
+def _load_axis(axes: Axes, loads: Sequence[int]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(loads, [str(load) for load in loads])
+    axes.minorticks_off()
+    axes.set_xlabel("concurrent requests")
+
+
+def _positions(axes: Axes, verdict: BenchVerdict) -> bool:
+    known = [c for c in verdict.cells if c.speculative.acceptance_per_position]
+    if not known:
         return False
+    lowest: dict[str, BenchCell] = {}
+    for cell in sorted(known, key=lambda c: c.concurrency):
+        lowest.setdefault(cell.workload, cell)
+    for cell in known:
+        if lowest[cell.workload] is cell:
+            rates = [100 * p for p in cell.speculative.acceptance_per_position]
+            label = f"{cell.workload} x{cell.concurrency}"
+            axes.plot(range(len(rates)), rates, marker="o", label=label)
     axes.set_ylim(0, 100)
     axes.set_xticks(range(max(len(c.speculative.acceptance_per_position) for c in known)))
     axes.set_xlabel("position in the draft")
@@ -125,29 +137,23 @@ def _positions(axes: Any, cells: Sequence[Cell]) -> bool:
     return True
 
 
-def _breakeven(axes: Any, result: Result, cells: Sequence[Cell]) -> bool:
-    steps = breakeven.step_times(result)
+def _breakeven(axes: Axes, verdict: BenchVerdict) -> bool:
+    steps = breakeven.step_times(verdict)
     if not steps:
         return False
     xs = [s.concurrency for s in steps]
     limits = [100 * s.break_even_acceptance for s in steps]
-    axes.plot(xs, limits, "--", color="#dc2626", marker="_")
-    axes.fill_between(xs, 0, limits, color="#dc2626", alpha=0.08)
-    for cell in cells:
+    axes.plot(xs, limits, "--", color=_COLOURS["slower"], marker="_")
+    axes.fill_between(xs, 0, limits, color=_COLOURS["slower"], alpha=0.08)
+    for cell in verdict.cells:
         if cell.speculative.acceptance_rate is not None:
             point = (cell.concurrency, 100 * cell.speculative.acceptance_rate)
-            axes.scatter(*point, color=_ON, zorder=3)
+            axes.scatter(*point, color=_COLOURS["faster"], zorder=3)
             axes.annotate(cell.workload, point, (6, -3), textcoords="offset points", fontsize=8)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(xs, [str(x) for x in xs])
-    axes.minorticks_off()
-    axes.set_xlabel("concurrent requests")
+    _load_axis(axes, xs)
     axes.set_ylabel("acceptance rate (%)")
-    axes.set_title(
-        "Acceptance (points) against break-even (line): below the line it is slower",
-        fontsize=11,
-        loc="left",
-    )
+    title = "Acceptance (points) against break-even (line): below the line it is slower"
+    axes.set_title(title, fontsize=11, loc="left")
     axes.set_ylim(bottom=0)
     axes.margins(x=0.12)
     return True

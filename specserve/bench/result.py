@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from specserve.errors import ConfigError
 from specserve.files import read_small, write_whole
@@ -42,14 +42,10 @@ class Sample(_Record):
     @property
     def tpot_seconds(self) -> float | None:
         """(latency - TTFT) / (output tokens - 1); None for at most one token."""
-        if (
-            not self.ok
-            or self.e2e_seconds is None
-            or self.ttft_seconds is None
-            or (self.output_tokens or 0) < 2
-        ):
+        tokens = self.output_tokens or 0
+        if not self.ok or self.e2e_seconds is None or self.ttft_seconds is None or tokens < 2:
             return None
-        return (self.e2e_seconds - self.ttft_seconds) / ((self.output_tokens or 0) - 1)
+        return (self.e2e_seconds - self.ttft_seconds) / (tokens - 1)
 
 
 class Speculation(_Record):
@@ -61,6 +57,27 @@ class Speculation(_Record):
     accepted_per_position: list[float] = Field(
         default_factory=list, description="Accepted at position i, 0-based."
     )
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted / drafted tokens; None when nothing was drafted."""
+        if not self.draft_tokens:
+            return None
+        return self.accepted_tokens / self.draft_tokens
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        """1 + accepted tokens / drafts; None when nothing was drafted."""
+        if not self.drafts:
+            return None
+        return 1 + self.accepted_tokens / self.drafts
+
+    @property
+    def acceptance_per_position(self) -> list[float]:
+        """Accepted at position i / drafts, 0-based; empty when nothing was drafted."""
+        if not self.drafts:
+            return []
+        return [accepted / self.drafts for accepted in self.accepted_per_position]
 
 
 class Block(_Record):
@@ -79,12 +96,13 @@ class Block(_Record):
     prefix_cache_hit_ratio: float | None = None
     foreign_tokens: float | None = Field(
         None,
-        description="Tokens made for somebody else meanwhile; above 0, acceptance and prefix hits are unknown. "
-        "None where the counters could not be read.",
+        description="Tokens made for somebody else meanwhile; above 0, acceptance and prefix hits are "
+        "unknown. None where the counters could not be read.",
     )
     gpu: dict[str, float] | None = Field(
         None,
-        description="Means over the block: utilization_ratio, power_watts, memory_used_bytes; None without a GPU.",
+        description="Means over the block: utilization_ratio, power_watts, memory_used_bytes; "
+        "None without a GPU.",
     )
 
 
@@ -92,7 +110,7 @@ class Arm(_Record):
     """One configuration under test."""
 
     name: str
-    config: dict[str, Any] = Field(
+    config: dict[str, JsonValue] = Field(
         default_factory=dict, description="Resolved configuration, secrets masked."
     )
     url: str | None = Field(None, description="Set when a server that already ran was measured.")
@@ -120,12 +138,24 @@ class Answers(_Record):
     )
     common_prefix_ratio: float | None = Field(
         None,
-        description="Median share of the baseline's text, in characters, after which different answers part.",
+        description="Median share of the baseline's text, in characters, after which different answers "
+        "part.",
     )
-    examples: list[dict[str, Any]] = Field(default_factory=list)
+    examples: list[dict[str, JsonValue]] = Field(default_factory=list)
 
 
-class Check(_Record):
+class BenchMachine(_Record):
+    """What decides speed."""
+
+    system: str = ""
+    python: str | None = None
+    processor: str | None = None
+    cores: int | None = Field(None, description="Physical ones.")
+    memory_bytes: int | None = None
+    gpus: list[str] = Field(default_factory=list, description="Names; empty without a GPU.")
+
+
+class BenchCheck(_Record):
     """One check of ``specserve verify``, made on an arm."""
 
     arm: str
@@ -134,7 +164,7 @@ class Check(_Record):
     message: str
 
 
-class Probe(_Record):
+class LoadProbe(_Record):
     """One load that a search tried."""
 
     concurrency: int
@@ -159,14 +189,14 @@ class Search(_Record):
     objectives: dict[str, float] = Field(
         description="Name (ttft_p99, tpot_p99, e2e_p99) -> seconds."
     )
-    probes: list[Probe]
+    probes: list[LoadProbe]
     concurrency: int | None = Field(
         description="Requests in flight; None when not even one meets them."
     )
     stop_reason: str | None = Field(None, description="Why the search ended, in guidellm's word.")
 
     @property
-    def best(self) -> Probe | None:
+    def best(self) -> LoadProbe | None:
         """The probe of the highest load that met the objectives."""
         return next((p for p in self.probes if p.concurrency == self.concurrency), None)
 
@@ -178,7 +208,7 @@ class Result(_Record):
     specserve_version: str
     engine: str | None = Field(None, description="Distribution and version, e.g. vllm 0.33.0.")
     created: str = Field(description="UTC, ISO 8601.")
-    machine: dict[str, Any] = Field(default_factory=dict)
+    machine: BenchMachine = Field(default_factory=BenchMachine)
     title: str = ""
     arms: list[Arm] = Field(min_length=1)
     together: bool = Field(False, description="Whether both arms ran all the time, side by side.")
@@ -190,7 +220,7 @@ class Result(_Record):
         default_factory=list, description="What happened, in order: starts, stops, blocks."
     )
     answers: list[Answers] = Field(default_factory=list)
-    checks: list[Check] = Field(default_factory=list)
+    checks: list[BenchCheck] = Field(default_factory=list)
     searches: list[Search] = Field(default_factory=list)
     complete: bool = Field(
         True, description="False when it was interrupted; what was measured is all here."
@@ -202,23 +232,29 @@ _SHAPES = ("models.", "engine.", "speculative_decoding.", "server.max_concurrent
 
 
 def differences(old: Result, new: Result) -> list[tuple[str, str, str]]:
-    """Rows (what, then, now) in which two results are of different benchmarks, so that no block of one belongs to the
-    other. Not compared: the blocks themselves."""
+    """Rows (what, then, now) by which two results are of different benchmarks.
+
+    Then no block of one belongs to the other. Not compared: the blocks themselves.
+    """
     then, now = _identity(old), _identity(new)
-    rows = [
-        (key, then.get(key, "not set"), now.get(key, "not set"))
-        for key in sorted(then.keys() | now.keys())
-    ]
-    return [(key, f"then {a}", f"now {b}") for key, a, b in rows if a != b]
+    rows = []
+    for key in sorted(then.keys() | now.keys()):
+        was, is_now = then.get(key, "not set"), now.get(key, "not set")
+        if was != is_now:
+            rows.append((key, f"then {was}", f"now {is_now}"))
+    return rows
 
 
-def _identity(of: Result) -> dict[str, Any]:
-    found = {
+def _identity(of: Result) -> dict[str, JsonValue]:
+    together = "not given"
+    if of.together:
+        together = "given"
+    found: dict[str, JsonValue] = {
         "arms": ", ".join(a.name for a in of.arms),
         "engine": of.engine,
-        "gpus": of.machine.get("gpus"),
+        "gpus": list(of.machine.gpus),
+        "--together": together,
     }
-    found["--together"] = "given" if of.together else "not given"
     found |= {f"prompts of {name}": digest[:12] for name, digest in of.workloads.items()}
     for arm in of.model_dump(mode="json")["arms"]:
         found |= {
@@ -229,10 +265,12 @@ def _identity(of: Result) -> dict[str, Any]:
 
 
 def _number(text: str) -> int | float:
-    """A number, also NaN and Infinity; one beyond what is measured or configured would break later arithmetic."""
+    """A number that arithmetic can bear: NaN, Infinity and what nothing measures are refused."""
     if not abs(float(text)) < 1e20:
         raise _Unmeasured(f"it holds the number {text[:20]}; must be what was measured")
-    return int(text) if text.lstrip("-").isdigit() else float(text)
+    if text.lstrip("-").isdigit():
+        return int(text)
+    return float(text)
 
 
 class _Unmeasured(ValueError):
@@ -240,7 +278,7 @@ class _Unmeasured(ValueError):
 
 
 def read(path: Path) -> Result:
-    """Read a result file. Raises ConfigError when it is none."""
+    """Read a result file. Raises ConfigError when it is not one."""
     try:
         text = read_small(path, limit=MAX_RESULT_BYTES)
         found = json.loads(text, parse_float=_number, parse_int=_number, parse_constant=_number)
@@ -248,12 +286,14 @@ def read(path: Path) -> Result:
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", where=str(path)) from None
     except (ValueError, ValidationError, RecursionError) as error:
-        reason = str(error) if isinstance(error, _Unmeasured) else "it is not JSON"
-        if isinstance(error, ValidationError):
+        reason = "it is not JSON"
+        if isinstance(error, _Unmeasured):
+            reason = str(error)
+        elif isinstance(error, ValidationError):
             first = error.errors()[0]
             reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         raise ConfigError(
-            f"is no benchmark result of version {VERSION}: {reason}",
+            f"is not a benchmark result of version {VERSION}: {reason}",
             where=str(path),
             fix="give a result.json that bench wrote",
         ) from None

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specserve.bench.result import Probe, Search
+from specserve.bench.result import LoadProbe, Search
 from specserve.bench.workload import Request, Workload
 from specserve.errors import ConfigError, Unsound
 
@@ -111,12 +111,12 @@ def read(folder: Path, arm: str, workload: str, objectives: Mapping[str, float])
         ) from None
 
 
-def _probe(probe: Mapping[str, Any], metrics: Mapping[str, Any]) -> Probe:
+def _probe(probe: Mapping[str, Any], metrics: Mapping[str, Any]) -> LoadProbe:
     def p99(name: str) -> float | None:
         found = metrics[name]["successful"]
         return found["percentiles"]["p99"] / 1000 if found and found["count"] else None
 
-    return Probe(
+    return LoadProbe(
         concurrency=probe["streams"],
         requests=probe["determined_requests"],
         met_ratio=probe["attainment"],

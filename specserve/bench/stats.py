@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -49,11 +49,18 @@ def percentile(ordered: Sequence[float], q: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
-def spread(values: Sequence[float]) -> Spread | None:
-    """Mean and percentiles; None of nothing."""
+def mean(values: Sequence[float]) -> float | None:
+    """None of nothing."""
     if not values:
         return None
-    ordered = sorted(values)
+    return math.fsum(values) / len(values)
+
+
+def spread(values: Iterable[float | None]) -> Spread | None:
+    """Mean and percentiles of what is known; None of nothing."""
+    ordered = sorted(v for v in values if v is not None)
+    if not ordered:
+        return None
     return Spread(
         n=len(ordered),
         mean=math.fsum(ordered) / len(ordered),
@@ -66,10 +73,10 @@ def spread(values: Sequence[float]) -> Spread | None:
 def paired_ratio(
     numerator: Mapping[str, float], denominator: Mapping[str, float], *, seed: int = 0
 ) -> Interval | None:
-    """Ratio of medians over the prompts that both arms answered, with a bootstrap interval over prompts.
+    """Ratio of medians over the prompts that both arms answered, with a bootstrap interval.
 
-    Prompts are drawn with replacement, both arms of a prompt together. None with fewer than two common prompts.
-    Percentile bootstrap: Efron and Tibshirani, An Introduction to the Bootstrap, ch. 13.
+    Prompts are drawn with replacement, both arms of a prompt together. None with fewer than two common
+    prompts. Percentile bootstrap: Efron and Tibshirani, An Introduction to the Bootstrap, ch. 13.
     """
     keys = sorted(numerator.keys() & denominator.keys())
     if len(keys) < 2:
@@ -87,11 +94,12 @@ def paired_ratio(
 
 
 def block_half_width(arms: Sequence[Sequence[float]]) -> float | None:
-    """Half width (natural log) of the 95 % interval of a ratio of two arms, from the noise between equal blocks.
+    """Half width (natural log) of the 95 % interval of a ratio of two arms, from the noise of equal blocks.
 
-    ``arms`` holds, per arm, one positive figure a block. Blocks of one arm measure the same thing, so their
-    spread is noise: pooled variance of the logarithms, Student's t with the pooled degrees of freedom. None
-    when no arm has two blocks.
+    ``arms`` holds, per arm, one positive figure a block. Blocks of one arm measure the same thing, so
+    their spread is noise: pooled variance of the logarithms, Student's t with the pooled degrees of
+    freedom. None
+    when an arm has no block, or none has two.
 
     >>> round(block_half_width([[1.0, 1.0], [2.0, 2.0]]), 3)
     0.0
@@ -100,13 +108,17 @@ def block_half_width(arms: Sequence[Sequence[float]]) -> float | None:
     """
     degrees, squares = 0, 0.0
     for blocks in arms:
+        if not blocks:
+            return None
         logs = [math.log(b) for b in blocks]
-        mean = math.fsum(logs) / len(logs)
-        squares += math.fsum((x - mean) ** 2 for x in logs)
+        centre = math.fsum(logs) / len(logs)
+        squares += math.fsum((x - centre) ** 2 for x in logs)
         degrees += len(logs) - 1
     if degrees < 1:
         return None
-    t = _T_975[degrees - 1] if degrees <= len(_T_975) else 1.96 + 2.5 / degrees
+    t = 1.96 + 2.5 / degrees
+    if degrees <= len(_T_975):
+        t = _T_975[degrees - 1]
     return t * math.sqrt(squares / degrees * sum(1 / len(blocks) for blocks in arms))
 
 
@@ -125,4 +137,6 @@ def drift(blocks: Sequence[float]) -> float:
     >>> round(drift([1.0, 1.2, 1.1]), 3)
     0.2
     """
-    return max(blocks) / min(blocks) - 1 if len(blocks) > 1 else 0.0
+    if not blocks:
+        return 0.0
+    return max(blocks) / min(blocks) - 1

@@ -14,7 +14,8 @@ from specserve.commands.options import config_command, format_option, http_url, 
 if TYPE_CHECKING:
     from specserve.app.arm import ArmSpec
     from specserve.app.bench import Progress
-    from specserve.bench.plan import Plan
+    from specserve.bench.judge import BenchVerdict
+    from specserve.bench.plan import BenchPlan
     from specserve.bench.result import Result
     from specserve.bench.workload import Workload
     from specserve.config.load import Loaded
@@ -119,6 +120,7 @@ def bench(loaded: Loaded, output: str, out: Path, resume: bool, **options: Any) 
 
     from specserve.app import arm, preflight
     from specserve.app import bench as measure
+    from specserve.app import report as reports
     from specserve.bench import slo
     from specserve.gpu import devices as gpu
 
@@ -147,8 +149,9 @@ def bench(loaded: Loaded, output: str, out: Path, resume: bool, **options: Any) 
             together=options["together"],
         )
         result = run.run(before)
-    write_reports([result], out)
-    _say(result, out, output)
+    (verdicts,) = reports.write([result], out)
+    _say(verdicts, out, output)
+    reports.require_sound(verdicts, out)
 
 
 def _arms(loaded: Loaded, names: str, url_off: str | None, url_on: str | None) -> list[ArmSpec]:
@@ -206,10 +209,10 @@ def _moved(spec: ArmSpec, by: int) -> ArmSpec:
     )
 
 
-def _plan(specs: Sequence[ArmSpec], options: dict[str, Any]) -> Plan:
-    from specserve.bench.plan import Plan
+def _plan(specs: Sequence[ArmSpec], options: dict[str, Any]) -> BenchPlan:
+    from specserve.bench.plan import BenchPlan
 
-    return Plan(
+    return BenchPlan(
         arms=tuple(s.name for s in specs),
         workloads=tuple(_workloads(options)),
         concurrency=_numbers(options["concurrency"]),
@@ -257,7 +260,7 @@ def _numbers(text: str) -> tuple[int, ...]:
     return numbers
 
 
-def _before(out: Path, resume: bool, now: Result, plan: Plan) -> Result | None:
+def _before(out: Path, resume: bool, now: Result, plan: BenchPlan) -> Result | None:
     from specserve.bench import result
     from specserve.errors import ConfigError
 
@@ -290,53 +293,23 @@ def _before(out: Path, resume: bool, now: Result, plan: Plan) -> Result | None:
     return before
 
 
-def _say(result: Result, out: Path, output: str) -> None:
+def _say(verdicts: Sequence[BenchVerdict], out: Path, output: str) -> None:
     import json
     from dataclasses import asdict
 
-    from specserve.bench import advice, judge
-    from specserve.errors import Unsound
+    from specserve.bench import advice
 
-    pairs = judge.pairs(result)
-    cells = [cell for pair in pairs for cell in judge.cells(pair)]
     if output == "json":
-        click.echo(
-            json.dumps(
-                {"result": str(out / "result.json"), "cells": [asdict(c) for c in cells]}, indent=2
-            )
-        )
-    else:
-        for pair in pairs:
-            if len(pairs) > 1:
-                click.echo(f"\n{pair.arms[1].name}:")
-            for sentence in advice.conclusion(pair, judge.cells(pair)):
-                click.echo(sentence)
-        click.echo(f"\nReport: {out / 'report.html'}")
-    if cells and all(c.verdict == "unsound" for c in cells):
-        raise Unsound(
-            "no cell of this benchmark is sound; no verdict",
-            where=str(out),
-            fix="see the warnings above",
-        )
-    if any(a.divergent for a in result.answers) or judge.failed(result):
-        raise Unsound(
-            "the arms do not give the same answers; no speedup makes up for that", where=str(out)
-        )
-
-
-def write_reports(results: Sequence[Result], out: Path) -> None:
-    """Markdown, HTML and, for one result, the profile that the sidecar reads (of its second arm)."""
-    import json
-
-    from specserve.bench import breakeven, document, judge, plots, report
-
-    title = f"specserve benchmark: {', '.join(dict.fromkeys(r.title for r in results))}"
-    pairs = [pair for r in results for pair in judge.pairs(r)]
-    parts = report.document(pairs, [plots.svgs(pair) for pair in pairs])
-    (out / "report.md").write_text(document.markdown(parts, title), encoding="utf-8")
-    (out / "report.html").write_text(document.page(parts, title), encoding="utf-8")
-    if len(results) == 1 and (profile := breakeven.profile(pairs[0]))["cells"]:
-        (out / "profile.json").write_text(json.dumps(profile, indent=1), encoding="utf-8")
+        cells = [asdict(cell) for verdict in verdicts for cell in verdict.cells]
+        body = {"result": str(out / "result.json"), "cells": cells}
+        click.echo(json.dumps(body, indent=2))
+        return
+    for verdict in verdicts:
+        if len(verdicts) > 1:
+            click.echo(f"\n{verdict.result.arms[1].name}:")
+        for sentence in advice.conclusion(verdict):
+            click.echo(sentence)
+    click.echo(f"\nReport: {out / 'report.html'}")
 
 
 @click.command()
@@ -358,15 +331,13 @@ def report(files: tuple[Path, ...], out: Path, max_drop: float | None) -> None:
 
     One result, or several side by side: files, or folders that bench wrote.
     """
-    from specserve.bench import judge, result
-    from specserve.errors import Problem, Unsound
+    from specserve.app import report as reports
 
     out.mkdir(parents=True, exist_ok=True)
-    results = [result.read(f / "result.json" if f.is_dir() else f) for f in files]
-    write_reports(results, out)
+    judged = reports.write(reports.read(files), out)
     click.echo(f"{out / 'report.md'}\n{out / 'report.html'}")
-    if max_drop is not None and (drops := judge.drops(results[0], results[-1], max_drop / 100)):
-        raise Unsound([Problem(drop, str(files[-1])) for drop in drops])
+    if max_drop is not None:
+        reports.require_no_drop(judged[0], judged[-1], max_drop / 100, files[-1])
 
 
 @click.group()

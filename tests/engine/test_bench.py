@@ -140,7 +140,7 @@ def test_corrupted_answers_fail_the_verdict(stub: Start, tmp_path: Path) -> None
     said = (tmp_path / "out" / "report.md").read_text()
     assert "Do not turn it on for chat: 12 of 12 answers are not the target's." in said
     assert (
-        "Do not turn it on for chat: 4 of 4 answers of 'speculative' are others when they are streamed."
+        "Do not turn it on for chat: 4 of 4 answers of 'speculative' change when they are streamed."
         in said
     )
 

@@ -14,7 +14,7 @@ import pytest
 from programs import Program
 
 from specserve.app.arm import ArmSpec, Server, search
-from specserve.bench import advice, report, workload
+from specserve.bench import advice, judge, report, workload
 from specserve.bench.result import Arm, Result
 from specserve.config.load import load
 from specserve.errors import Unsound
@@ -69,11 +69,11 @@ def test_the_search_is_guidellms(tmp_path: Path) -> None:
         blocks=[],
         searches=[found],
     )
-    said = advice.conclusion(outcome, [])
+    said = advice.conclusion(judge.verdict(outcome))
     assert said == [
-        "Within TTFT P99 200 ms and TPOT P99 15 ms, chat: speculative 9 requests at once (23.9/s)."
+        "Within TTFT P99 200 ms and TPOT P99 15 ms, chat: speculative 9 concurrent requests (23.9/s)."
     ]
-    (part,) = [p for p in report.document([outcome]) if p.title == "Highest load"]
+    (part,) = [p for p in report.document([judge.verdict(outcome)]) if p.title == "Highest load"]
     assert part.table is not None
     ((*row, sure),) = part.table.rows
     assert row == ["chat", "speculative", "9", "23.94", "20.7", "14.2"]

@@ -12,12 +12,12 @@ import pytest
 from specserve.app.arm import ArmSpec, foreign_tokens, require_side_by_side
 from specserve.app.bench import fresh, gpus_of
 from specserve.bench import advice, breakeven, judge, report, stats, workload
-from specserve.bench.plan import Plan, legs
+from specserve.bench.plan import BenchPlan, legs
 from specserve.bench.result import (
     Answers,
     Arm,
+    BenchCheck,
     Block,
-    Check,
     Result,
     Sample,
     Speculation,
@@ -93,9 +93,13 @@ def result(blocks: list[Block]) -> Result:
     )
 
 
-def verdict(outcome: Result) -> judge.Cell:
-    (cell,) = judge.cells(outcome)
+def verdict(outcome: Result) -> judge.BenchCell:
+    (cell,) = judge.verdict(outcome).cells
     return cell
+
+
+def drops(old: Result, new: Result, share: float) -> list[str]:
+    return judge.drops(judge.verdicts(old), judge.verdicts(new), share)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -117,13 +121,13 @@ def test_the_advice_is_a_line_for_the_config() -> None:
     """Faster up to 4 requests is the largest batch that speculates, from 4 on the smallest; slower everywhere, off."""
     under_load = [b.model_copy(update={"concurrency": 16}) for b in simulate(0.7, repeat=2).blocks]
     both = result([*simulate(1.5, repeat=2).blocks, *under_load])
-    (said,) = advice.conclusion(both, judge.cells(both))
+    (said,) = advice.conclusion(judge.verdict(both))
     assert said.startswith("Turn it on for w up to 4 concurrent requests (1.")
     assert said.endswith("In the config: speculative_decoding.max_batch_size: 4.")
     alone = [b.model_copy(update={"concurrency": 2}) for b in simulate(0.8, repeat=2).blocks]
     busy = result([*alone, *simulate(1.5, repeat=2).blocks])
-    (said,) = advice.conclusion(busy, judge.cells(busy))
-    assert said.startswith("Turn it on for w from 4 concurrent requests on (1.")
+    (said,) = advice.conclusion(judge.verdict(busy))
+    assert said.startswith("Turn it on for w from 4 concurrent requests (1.")
     assert said.endswith("In the config: speculative_decoding.schedule: [[1, 3, 0], [4, 4096, 5]].")
     mixed = result(
         [
@@ -131,20 +135,30 @@ def test_the_advice_is_a_line_for_the_config() -> None:
             *(b.model_copy(update={"concurrency": 1}) for b in simulate(1.5, repeat=2).blocks),
         ]
     )
-    (said,) = advice.conclusion(mixed, judge.cells(mixed))
-    assert said.startswith("No one limit for w: faster at 1 and 4 concurrent requests (1.")
+    (said,) = advice.conclusion(judge.verdict(mixed))
+    assert said.startswith("No single limit for w: faster at 1 and 4 concurrent requests (1.")
     assert "slower at 2 (0." in said
     never = result(under_load)
-    assert advice.conclusion(never, judge.cells(never))[0].endswith(
+    assert advice.conclusion(judge.verdict(never))[0].endswith(
         "speculative_decoding.enabled: false."
     )
+
+
+def test_factors_that_round_alike_are_said_once() -> None:
+    """Two loads at nearly the same speedup are no range from 1.59x to 1.59x."""
+    near = [b.model_copy(update={"concurrency": 16}) for b in simulate(1.5, repeat=2).blocks]
+    (said,) = advice.conclusion(judge.verdict(result([*simulate(1.5, repeat=2).blocks, *near])))
+    assert said.startswith("Turn it on for w up to 16 concurrent requests: 1.")
+    assert " to 1." not in said
 
 
 def test_wrong_answers_are_never_advised() -> None:
     """An arm that is faster and gives other answers, or breaks a schema, is not recommended by any sentence."""
     whole = simulate(1.5)
     wrong = Answers(workload="w", compared=9, identical=0, near_ties=0, divergent=9)
-    failed = Check(arm="on", name="structured", status="FAIL", message="asked for JSON, got 'x'")
+    failed = BenchCheck(
+        arm="on", name="structured", status="FAIL", message="asked for JSON, got 'x'"
+    )
     for update, said in (
         ({"answers": [wrong]}, "Do not turn it on for w: 9 of 9 answers are not the target's."),
         (
@@ -152,9 +166,9 @@ def test_wrong_answers_are_never_advised() -> None:
             "Do not turn it on: 'on' fails structured: asked for JSON, got 'x'.",
         ),
     ):
-        assert advice.conclusion(whole.model_copy(update=update), judge.cells(whole)) == [said]
+        assert advice.conclusion(judge.verdict(whole.model_copy(update=update))) == [said]
     both = whole.model_copy(update={"checks": [failed, failed.model_copy(update={"arm": "off"})]})
-    assert judge.failed(both) == []  # the model cannot do it at all
+    assert judge.verdict(both).failed == ()  # the model cannot do it at all
 
 
 def test_three_arms_are_two_comparisons() -> None:
@@ -164,9 +178,9 @@ def test_three_arms_are_two_comparisons() -> None:
     whole = result([*fast.blocks, *third]).model_copy(
         update={"arms": [Arm(name=n) for n in ("off", "on", "eagle")]}
     )
-    first, second = judge.pairs(whole)
-    assert [a.name for a in second.arms] == ["off", "eagle"]
-    assert (verdict(first).verdict, verdict(second).speculative.arm) == ("faster", "eagle")
+    first, second = judge.verdicts(whole)
+    assert [a.name for a in second.result.arms] == ["off", "eagle"]
+    assert (first.cells[0].verdict, second.cells[0].speculative.arm) == ("faster", "eagle")
     titles = [p.title for p in report.document([first, second])]
     assert titles[0] == "Side by side"
     assert {t for t in titles if t.endswith("In short")} == {
@@ -178,21 +192,17 @@ def test_three_arms_are_two_comparisons() -> None:
 def test_a_worse_result_is_told() -> None:
     """A newer result is worse where speedup or acceptance length fell by more than the share that is allowed."""
     old, new = simulate(1.5, acceptance=0.7), simulate(1.5, acceptance=0.5)
-    assert judge.drops(old, new, 0.1) == ["acceptance length of w at 4 fell from 3.10 to 2.50"]
-    assert judge.drops(old, new, 0.2) == judge.drops(new, old, 0.1) == []
-    assert judge.drops(simulate(1.5), simulate(1.2), 0.1)[0].startswith(
-        "speedup of w at 4 fell from 1."
-    )
+    assert drops(old, new, 0.1) == ["acceptance length of w at 4 fell from 3.10 to 2.50"]
+    assert drops(old, new, 0.2) == drops(new, old, 0.1) == []
+    assert drops(simulate(1.5), simulate(1.2), 0.1)[0].startswith("speedup of w at 4 fell from 1.")
 
 
 def test_what_cannot_be_compared_is_no_pass() -> None:
     """No cell in common, no sound verdict any more, or a third arm that fell: none of them passes for CI."""
     old = simulate(1.5)
     other = result([b.model_copy(update={"concurrency": 8}) for b in old.blocks])
-    assert judge.drops(old, other, 0.1) == [
-        "no workload and concurrency was measured in both results"
-    ]
-    (unsound,) = judge.drops(old, simulate(1.5, errors=4), 0.1)
+    assert drops(old, other, 0.1) == ["no workload and concurrency was measured in both results"]
+    (unsound,) = drops(old, simulate(1.5, errors=4), 0.1)
     assert unsound.startswith("speedup of w at 4 was 1.")
     assert unsound.endswith("and is not known now")
     arms = [Arm(name=n) for n in ("off", "on", "eagle")]
@@ -209,7 +219,7 @@ def test_what_cannot_be_compared_is_no_pass() -> None:
         )
         for f in (1.5, 0.7)
     ]
-    (fell,) = judge.drops(*(r.model_copy(update={"arms": arms}) for r in three), 0.1)
+    (fell,) = drops(*(r.model_copy(update={"arms": arms}) for r in three), 0.1)
     assert fell.startswith("speedup of w at 4 fell from 1.")
 
 
@@ -283,7 +293,9 @@ def test_who_used_the_server_is_said_as_far_as_it_is_known(
         b.model_copy(update={"foreign_tokens": f})
         for b, f in zip(simulate(1.5).blocks, foreign, strict=True)
     ]
-    (part,) = [p for p in report.document([result(blocks)]) if p.title == "Acceptance"]
+    (part,) = [
+        p for p in report.document([judge.verdict(result(blocks))]) if p.title == "Acceptance"
+    ]
     assert said in " ".join(part.text)
 
 
@@ -297,8 +309,10 @@ def test_a_later_first_token_is_said() -> None:
         else b
         for b in whole.blocks
     ]
-    (said,) = advice.conclusion(whole, judge.cells(result(blocks)))
-    assert said.endswith("faster per token. The first token comes 1.40x as late at 4.")
+    (said,) = advice.conclusion(judge.verdict(result(blocks)))
+    assert said.endswith(
+        "faster per token. Time to first token is 1.40x as long with 4 concurrent requests."
+    )
 
 
 def test_equal_arms_are_rarely_told_apart() -> None:
@@ -394,7 +408,7 @@ def test_a_replay_that_falls_behind_is_unsound() -> None:
 def test_a_replay_is_measured_once_a_leg() -> None:
     """A trace with times has its own load: the largest concurrency only bounds it."""
     timed = Workload(name="t", requests=(Request(id="a", prompt="x", at_seconds=0.0),))
-    assert [s.concurrency for s in Plan(("a", "b"), (timed,), (1, 8)).steps()] == [8] * 4
+    assert [s.concurrency for s in BenchPlan(("a", "b"), (timed,), (1, 8)).steps()] == [8] * 4
 
 
 def test_few_prompts_are_unsound() -> None:
@@ -434,7 +448,7 @@ def test_absent_is_not_zero() -> None:
 
 def test_break_even_is_where_a_token_costs_the_same() -> None:
     """A 1.5x arm at 70 % acceptance of 3 tokens breaks even where its step costs what the baseline's does."""
-    (row,) = breakeven.step_times(simulate(1.5, block_noise=0.0001))
+    (row,) = breakeven.step_times(judge.verdict(simulate(1.5, block_noise=0.0001)))
     ratio = row.speculative_step_seconds / row.baseline_step_seconds
     assert ratio == pytest.approx(3.1 / 1.5, rel=0.03)
     assert row.break_even_acceptance == pytest.approx((3.1 / 1.5 - 1) / 3, rel=0.05)
@@ -442,12 +456,12 @@ def test_break_even_is_where_a_token_costs_the_same() -> None:
 
 def test_unsound_cells_make_no_profile() -> None:
     """What may not be told to a person may not steer the sidecar either."""
-    assert breakeven.profile(simulate(1.5, drift=0.15))["cells"] == []
+    assert breakeven.profile(judge.verdict(simulate(1.5, drift=0.15)))["cells"] == []
 
 
 def test_order_goes_there_and_back_again() -> None:
     """Each repetition measures A B B A over every workload and concurrency."""
-    plan = Plan(("a", "b"), (), (1, 2))
+    plan = BenchPlan(("a", "b"), (), (1, 2))
     assert plan.steps() == ()
     assert legs(["a", "b"], 2) == ["a", "b", "b", "a", "a", "b", "b", "a"]
 
@@ -460,7 +474,7 @@ def test_only_the_same_benchmark_is_resumed(tmp_path: Path) -> None:
     def again(*overrides: str, seed: int = 0, url: str | None = None) -> Result:
         arm = ArmSpec("on", load(path, environ={}, overrides=overrides), url=url)
         chat = workload.pick(workload.builtin("chat"), 8, seed=seed)
-        return fresh([arm], Plan(("on",), (chat,), (1,)))
+        return fresh([arm], BenchPlan(("on",), (chat,), (1,)))
 
     then = Result.model_validate_json(
         again("speculative_decoding.schedule=[[1, 8, 5]]").model_dump_json()
@@ -486,12 +500,12 @@ def test_more_repeats_extend_a_benchmark() -> None:
     """A complete benchmark of one repeat lacks the second; other loads or fewer repeats are another plan."""
     done = [b.model_copy(update={"concurrency": 1}) for b in simulate().blocks]
     words = Workload(name="w", requests=(Request(id="a", prompt="x"),))
-    assert Plan(("off", "on"), (words,), (1,)).left(done) == ()
-    left = Plan(("off", "on"), (words,), (1,), repeat=2).left(done)
+    assert BenchPlan(("off", "on"), (words,), (1,)).left(done) == ()
+    left = BenchPlan(("off", "on"), (words,), (1,), repeat=2).left(done)
     assert left is not None
     assert [(s.index, s.arm) for s in left] == [(4, "off"), (5, "on"), (6, "on"), (7, "off")]
-    assert Plan(("off", "on"), (words,), (1, 4), repeat=2).left(done) is None
-    assert Plan(("off", "on"), (words,), (1,)).left([*done, *done]) is None
+    assert BenchPlan(("off", "on"), (words,), (1, 4), repeat=2).left(done) is None
+    assert BenchPlan(("off", "on"), (words,), (1,)).left([*done, *done]) is None
 
 
 def test_the_report_shows_the_gpu_where_there_was_one() -> None:
@@ -501,9 +515,9 @@ def test_the_report_shows_the_gpu_where_there_was_one() -> None:
     blocks = [b.model_copy(update={"gpu": told}) for b in whole.blocks]
     (part,) = [
         p
-        for p in report.document([whole.model_copy(update={"blocks": blocks})])
+        for p in report.document([judge.verdict(whole.model_copy(update={"blocks": blocks}))])
         if p.title == "GPU"
     ]
     assert part.table is not None
     assert part.table.rows[0] == ("w", "4", "off", "50.0 %", "-", "2.0 GiB")
-    assert "GPU" not in [p.title for p in report.document([whole])]
+    assert "GPU" not in [p.title for p in report.document([judge.verdict(whole)])]

@@ -88,7 +88,7 @@ def test_version_names_engine_and_repairs(capsys):
         ),
         ("bench ok.yaml --trace broken.json", "Error: broken.json:1: is not JSON: "),
         ("bench ok.yaml --trace folder", "Error: folder: cannot be read: Is a directory"),
-        ("report binary", "Error: binary: is no benchmark result of version 1"),
+        ("report binary", "Error: binary: is not a benchmark result of version 1"),
         ("trace redact broken.json out", "Error: broken.json:1: is not JSON: "),
         ("trace redact ok.yaml nowhere/out", "Error: nowhere/out: No such file or directory"),
         ("verify", "Error: verify: neither CONFIG nor --url is given; must have one"),
@@ -310,7 +310,7 @@ def test_a_result_that_bench_did_not_write(text, reason, here, capsys):
     )
     code, _, err = typed("report odd.json", capsys)
     assert code == 2
-    assert err.startswith(f"Error: odd.json: is no benchmark result of version 1: {reason}")
+    assert err.startswith(f"Error: odd.json: is not a benchmark result of version 1: {reason}")
 
 
 @pytest.mark.parametrize(
