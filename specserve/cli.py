@@ -36,7 +36,9 @@ class _InOrder(click.Group):
 
 
 def _version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
-    """Print our version, the engine beside us, and the repairs we carry for it; no vLLM is imported."""
+    """Print our version, the engine beside us, and the repairs we carry for it; no vLLM is
+    imported.
+    """
     if not wanted or context.resilient_parsing:
         return
     from specserve.engine.inside.repairs import available_repairs
@@ -130,7 +132,8 @@ def _told(error: Exception) -> int:
             _tell(click.style("Error: ", fg="red", bold=True) + str(problem))
         return error.exit_code
     if isinstance(error, OSError) and (error.filename is not None or error.errno == errno.ENOSPC):
-        # What can be foreseen was caught with its place; what is left is a file or a disk of the user's, too.
+        # What can be foreseen was caught with its place; what is left is a file or a disk of the
+        # user's, too.
         _tell(f"Error: {error.filename or 'output'}: {error.strerror or error}")
         _tell("Fix: name another file or folder, or make room and give access there")
         return ExitCode.CONFIG

@@ -29,7 +29,9 @@ class ExitCode(IntEnum):
     """A measurement is not sound or a verification failed, so there is no go."""
     INTERRUPTED = 130
     NOT_READ = 141
-    """Whoever read our output went away (`| head`) before the command was done: what SIGPIPE would have made of it."""
+    """Whoever read our output went away (`| head`) before the command was done: what SIGPIPE would
+    have made of it.
+    """
 
 
 @dataclass(frozen=True)

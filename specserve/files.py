@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TextIO
 
 MAX_SMALL_BYTES = 16 * 1024**2
-"""Records, profiles, measurements and keys have kilobytes; a result of a long benchmark some megabytes."""
+"""Records, profiles, measurements and keys have kilobytes; a result of a long benchmark some
+megabytes.
+"""
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -26,10 +28,12 @@ def write_whole(path: Path, text: str) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[TextIO]:
-    """A file to write that takes the place of ``path`` at the end, or of nothing after an exception.
+    """A file to write that takes the place of ``path`` at the end, or of nothing after an
+    exception.
 
-    It is made in the folder of ``path`` under a name that nobody can have prepared as a link to another file.
-    Where ``path`` is a link itself, the link is replaced and what it points to stays. Raises OSError.
+    It is made in the folder of ``path`` under a name that nobody can have prepared as a link to
+    another file. Where ``path`` is a link itself, the link is replaced and what it points to stays.
+    Raises OSError.
     """
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:
@@ -51,8 +55,8 @@ def replacing(path: Path) -> Iterator[TextIO]:
 def read_small(path: Path, *, limit: int = MAX_SMALL_BYTES) -> str:
     """The text of a small regular file.
 
-    Raises OSError, also for a device or a pipe, which could be endless, and for more than ``limit`` bytes; raises
-    UnicodeDecodeError for what is not UTF-8.
+    Raises OSError, also for a device or a pipe, which could be endless, and for more than ``limit``
+    bytes; raises UnicodeDecodeError for what is not UTF-8.
     """
     # Without O_NONBLOCK a pipe that nobody writes to would hold us here.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -1,4 +1,5 @@
-"""What a check found, in the one shape that every check returns, and every code with its cause and remedy.
+"""What a check found, in the one shape that every check returns, and every code with its cause and
+remedy.
 
 ``docs/checks.md`` is the table of codes; a test keeps both in step.
 """
@@ -19,8 +20,8 @@ Severity = Literal["error", "warning", "info"]
 class Finding:
     """One statement about a configuration.
 
-    ``code`` is a stable kebab-case name (documented, usable with ``--skip``); ``where`` is a config key or a
-    file; ``fix`` is something to type, None where nothing needs doing.
+    ``code`` is a stable kebab-case name (documented, usable with ``--skip``); ``where`` is a config
+    key or a file; ``fix`` is something to type, None where nothing needs doing.
     """
 
     code: str
@@ -274,26 +275,64 @@ PAIR_CODES: Mapping[str, tuple[str, str]] = {
 
 ENGINE_CODES: Mapping[str, tuple[str, str]] = {
     "engine-broken": ("The installed vLLM cannot be imported.", "Follow the named cause."),
-    "engine-not-asked": ("The installed vLLM did not answer in time; nothing is checked against it.", "Run it again."),
+    "engine-not-asked": (
+        "The installed vLLM did not answer in time; nothing is checked against it.",
+        "Run it again.",
+    ),
     "argument-conflict": ("A vLLM flag is said twice: by a key and by extra_args.", "Keep one."),
-    "flag-unsupported": ("The installed vLLM has no such flag.", "Remove it, or install the version that has it."),
-    "key-unsupported": ("The installed vLLM's SpeculativeConfig has no such key.", "Remove it, or upgrade vLLM."),
-    "architecture-unsupported": ("The installed vLLM cannot load this architecture.", "Install a newer vLLM."),
-    "architecture-fallback": ("Only Transformers' own code can load it, more slowly.", "Measure it."),
-    "method-unsupported": ("The installed vLLM has no such method.", "Upgrade vLLM, or choose another method."),
-    "method-mismatch": ("vLLM would run another method than the one configured.", "Set the method in the fix."),
-    "model-runner": ("The model runner in force does not know the method; as information, which one runs and why.",
-                     "Unset VLLM_USE_V2_MODEL_RUNNER, or choose another method."),
+    "flag-unsupported": (
+        "The installed vLLM has no such flag.",
+        "Remove it, or install the version that has it.",
+    ),
+    "key-unsupported": (
+        "The installed vLLM's SpeculativeConfig has no such key.",
+        "Remove it, or upgrade vLLM.",
+    ),
+    "architecture-unsupported": (
+        "The installed vLLM cannot load this architecture.",
+        "Install a newer vLLM.",
+    ),
+    "architecture-fallback": (
+        "Only Transformers' own code can load it, more slowly.",
+        "Measure it.",
+    ),
+    "method-unsupported": (
+        "The installed vLLM has no such method.",
+        "Upgrade vLLM, or choose another method.",
+    ),
+    "method-mismatch": (
+        "vLLM would run another method than the one configured.",
+        "Set the method in the fix.",
+    ),
+    "model-runner": (
+        "The model runner in force does not know the method; as information, which one runs and why.",
+        "Unset VLLM_USE_V2_MODEL_RUNNER, or choose another method.",
+    ),
     "arctic-inference-missing": ("Method suffix needs a package.", "pip install arctic-inference"),
     "synthetic-acceptance": ("A mode for measurements that makes wrong text.", "Remove it."),
-    "step-budget": ("A full step leaves too few tokens to prompts.", "Raise max_num_batched_tokens."),
-    "shared-memory": ("Shared memory (/dev/shm) is too small for several workers.", "Give the container more."),
-    "kubernetes-service-variable": ("Kubernetes set a VLLM_ variable for a Service.", "Set enableServiceLinks: false."),
+    "step-budget": (
+        "A full step leaves too few tokens to prompts.",
+        "Raise max_num_batched_tokens.",
+    ),
+    "shared-memory": (
+        "Shared memory (/dev/shm) is too small for several workers.",
+        "Give the container more.",
+    ),
+    "kubernetes-service-variable": (
+        "Kubernetes set a VLLM_ variable for a Service.",
+        "Set enableServiceLinks: false.",
+    ),
     "api-key-unknown": ("VLLM_API_KEY is set and not the server.api_key.", "Do what the fix says."),
-    "profile-unusable": ("sidecar.benchmark_profile cannot be read.", "Run specserve bench, or remove the key."),
-    "engine-changed": ("A benchmark profile or memory figures are from another vLLM than this.", "Measure again."),
+    "profile-unusable": (
+        "sidecar.benchmark_profile cannot be read.",
+        "Run specserve bench, or remove the key.",
+    ),
+    "engine-changed": (
+        "A benchmark profile or memory figures are from another vLLM than this.",
+        "Measure again.",
+    ),
     "environment-unknown": ("vLLM does not read this variable.", "Unset it."),
-}  # fmt: skip
+}
 
 MEMORY_CODES: Mapping[str, tuple[str, str]] = {
     "does-not-fit": (

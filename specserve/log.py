@@ -1,4 +1,6 @@
-"""Logging: text for a terminal, one JSON object a line for everything else, secrets redacted in both."""
+"""Logging: text for a terminal, one JSON object a line for everything else, secrets redacted in
+both.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ def is_secret_name(name: str) -> bool:
 
 
 def masked(value: Any) -> Any:
-    """The value with secrets, known by their names or by their place in a URL, as ``***``: at any depth, also in JSON
-    that is a text.
+    """The value with secrets, known by their names or by their place in a URL, as ``***``: at any
+    depth, also in JSON that is a text.
 
     >>> masked({"API_KEY": "x", "HTTPS_PROXY": "http://me:pass@proxy:3128", "store": [{"token": "x", "size": 1}]})
     {'API_KEY': '***', 'HTTPS_PROXY': 'http://***@proxy:3128', 'store': [{'token': '***', 'size': 1}]}
@@ -55,7 +57,10 @@ def masked(value: Any) -> Any:
 
 
 def secrets_in(value: Any, *, secret: bool = False) -> Iterator[str]:
-    """The texts that `masked` hides because of a name. ``secret``: the name of this value is such a one."""
+    """The texts that `masked` hides because of a name.
+
+    ``secret``: the name of this value is such a one.
+    """
     match value:
         case Mapping():
             for name, item in value.items():

@@ -1,4 +1,7 @@
-"""Base units to text and back. Inside the program: bytes, seconds, ratios; text only at the edge."""
+"""Base units to text and back.
+
+Inside the program: bytes, seconds, ratios; text only at the edge.
+"""
 
 from __future__ import annotations
 

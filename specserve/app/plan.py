@@ -38,9 +38,13 @@ class Planning:
 
     @classmethod
     def of(
-        cls, loaded: Loaded, *, environ: Mapping[str, str], target: facts.ModelFacts | None = None,
+        cls,
+        loaded: Loaded,
+        *,
+        environ: Mapping[str, str],
+        target: facts.ModelFacts | None = None,
         draft: facts.ModelFacts | None = None,
-    ) -> Planning:  # fmt: skip
+    ) -> Planning:
         """Read metadata of both checkpoints, and look for GPUs where the config names none.
 
         A caller that has read the checkpoints already gives both.
@@ -61,8 +65,16 @@ class Planning:
         ) or "VLLM_CPU_KVCACHE_SPACE" in env
         cpu = not stated and on_cpu
         target, draft = with_index_total(target), None if draft is None else with_index_total(draft)
-        return cls(settings, loaded.path, target, draft, devices, engine, "cpu" if cpu else "gpu",
-                   _free_ram() if cpu else None)  # fmt: skip
+        return cls(
+            settings,
+            loaded.path,
+            target,
+            draft,
+            devices,
+            engine,
+            "cpu" if cpu else "gpu",
+            _free_ram() if cpu else None,
+        )
 
     @property
     def key(self) -> str:
@@ -73,10 +85,15 @@ class Planning:
     def plan(self, settings: Settings | None = None, *, draft: bool = True) -> vram.Plan:
         """The plan, for these settings or for changed ones."""
         return vram.plan(
-            settings or self.settings, self.target, self.draft if draft else None, devices=self.devices,
-            engine_version=self.engine.version if self.engine else None, backend=self.backend,
-            free_ram_bytes=self.free_ram_bytes, calibration=calibration.load(self.config, key=self.key),
-        )  # fmt: skip
+            settings or self.settings,
+            self.target,
+            self.draft if draft else None,
+            devices=self.devices,
+            engine_version=self.engine.version if self.engine else None,
+            backend=self.backend,
+            free_ram_bytes=self.free_ram_bytes,
+            calibration=calibration.load(self.config, key=self.key),
+        )
 
     def grid(self, made: vram.Plan) -> list[vram_text.Cell]:
         """The what-if table around a plan; empty where no row could tell: memory unknown, GPUs or TP wrong."""

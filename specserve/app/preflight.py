@@ -275,9 +275,12 @@ def _both(
         return vocabulary.Verdict(tuple(found))
     spec = settings.speculative_decoding
     verdict = vocabulary.check(
-        target, draft, heterogeneous=bool(spec.use_heterogeneous_vocab), is_head=is_head,
+        target,
+        draft,
+        heterogeneous=bool(spec.use_heterogeneous_vocab),
+        is_head=is_head,
         floor=spec.min_vocab_overlap_ratio,
-    )  # fmt: skip
+    )
     return vocabulary.Verdict((*found, *verdict.findings), verdict.comparison, verdict.overlap)
 
 

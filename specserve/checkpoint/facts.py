@@ -44,7 +44,10 @@ class CheckpointRefused(PreflightRefused):
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """One checkpoint, as its files describe it. What was not found is None or empty, never a guess."""
+    """One checkpoint, as its files describe it.
+
+    What was not found is None or empty, never a guess.
+    """
 
     path: str
     """As configured: a folder or a Hub id."""
@@ -67,13 +70,17 @@ class ModelFacts:
     chat_template: str | None = None
     """From chat_template.jinja, chat_template.json or tokenizer_config.json."""
     findings: tuple[Finding, ...] = ()
-    """What reading already showed: weights missing, pickles, GGUF, a shard that the index names and nobody has."""
+    """What reading already showed: weights missing, pickles, GGUF, a shard that the index names and
+    nobody has.
+    """
     source: Source | None = field(default=None, repr=False, compare=False)
     """To read more: tokenizer files, a small tensor."""
 
     @property
     def text_config(self) -> Mapping[str, Any]:
-        """The language model's part of config.json: ``text_config`` (or alike) where nested, else the whole."""
+        """The language model's part of config.json: ``text_config`` (or alike) where nested, else
+        the whole.
+        """
         for key in ("text_config", "llm_config", "language_config", "thinker_config"):
             nested = self.config.get(key)
             if isinstance(nested, Mapping):
@@ -101,7 +108,9 @@ class ModelFacts:
 
     @property
     def parameters(self) -> int | None:
-        """Elements of all tensors; None without headers. Packed quantized weights count as they are stored."""
+        """Elements of all tensors;
+        None without headers. Packed quantized weights count as they are stored.
+        """
         if self.tensors is None:
             return None
         return sum(t.nbytes * 8 // DTYPE_BITS[t.dtype] for t in self.tensors.values())

@@ -17,7 +17,9 @@ class LocalFolder:
     revision: str | None = None
 
     def files(self) -> Mapping[str, int]:
-        """Regular files at the top of the folder (links are followed: the Hub cache is made of them)."""
+        """Regular files at the top of the folder (links are followed: the Hub cache is made of
+        them).
+        """
         found: dict[str, int] = {}
         for entry in self.folder.iterdir():
             try:

@@ -1,7 +1,9 @@
-"""A checkpoint on the Hub: its listing, its small files, byte ranges of its weights. Nothing else is fetched.
+"""A checkpoint on the Hub: its listing, its small files, byte ranges of its weights. Nothing else
+is fetched.
 
-The HTTP API is used directly (``/api/models/<id>/revision/<rev>?blobs=true`` and ``/<id>/resolve/<commit>/<file>``);
-huggingface_hub gives the endpoint, the token and the cache, so its environment variables work as everywhere.
+The HTTP API is used directly (``/api/models/<id>/revision/<rev>?blobs=true`` and
+``/<id>/resolve/<commit>/<file>``); huggingface_hub gives the endpoint, the token and the cache, so
+its environment variables work as everywhere.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ def looks_like_a_folder(path: str) -> bool:
 
 @dataclass(frozen=True)
 class HubRepository:
-    """One commit of a repository, read over HTTP; files that the cache already holds are read from there."""
+    """One commit of a repository, read over HTTP; files that the cache already holds are read from
+    there.
+    """
 
     name: str
     revision: str
@@ -76,7 +80,10 @@ class HubRepository:
 
 
 def open_repository(name: str, *, revision: str | None, token: str | None, offline: bool) -> Source:
-    """The repository at ``revision``, resolved to a commit; the cache when offline. Raises CheckpointRefused."""
+    """The repository at ``revision``, resolved to a commit; the cache when offline.
+
+    Raises CheckpointRefused.
+    """
     import requests
     from huggingface_hub import constants, get_token
 

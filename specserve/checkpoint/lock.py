@@ -1,4 +1,7 @@
-"""Are these the files that were meant? SHA-256 from the config, or a manifest of names, sizes and hashes."""
+"""Are these the files that were meant?
+
+SHA-256 from the config, or a manifest of names, sizes and hashes.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,9 @@ def lock_path(config: Path) -> Path:
 
 
 def files_below(folder: Path) -> dict[str, int]:
-    """Every regular file of a checkpoint with its size; hidden folders (the Hub's bookkeeping) are left out."""
+    """Every regular file of a checkpoint with its size; hidden folders (the Hub's bookkeeping) are
+    left out.
+    """
     found: dict[str, int] = {}
     for root, folders, names in os.walk(folder):
         folders[:] = sorted(f for f in folders if not f.startswith("."))
@@ -78,7 +83,10 @@ def files_below(folder: Path) -> dict[str, int]:
 
 
 def lock(models: Mapping[str, ModelFacts], progress: Progress) -> Manifest:
-    """Hash every file of every model. Raises ConfigError for a model that is not on this machine."""
+    """Hash every file of every model.
+
+    Raises ConfigError for a model that is not on this machine.
+    """
     recorded, revisions = {}, {}
     for key, facts in models.items():
         folder = _folder(facts)
@@ -137,9 +145,11 @@ def _records(files: Mapping[str, Any]) -> dict[str, FileRecord]:
 def verify(
     manifest: Manifest, models: Mapping[str, ModelFacts], progress: Progress | None = None
 ) -> Iterator[Finding]:
-    """Compare what is there with the manifest: revision, names and sizes, then hashes of what is left.
+    """Compare what is there with the manifest: revision, names and sizes, then hashes of what is
+    left.
 
-    Without ``progress`` nothing is hashed; that takes milliseconds, and works for a model on the Hub too.
+    Without ``progress`` nothing is hashed; that takes milliseconds, and works for a model on the
+    Hub too.
     """
     for key, facts in models.items():
         where, records = f"models.{key}.path", manifest.models.get(key)

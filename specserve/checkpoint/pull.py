@@ -1,8 +1,10 @@
-"""Bring a checkpoint here: from the Hub, or any place fsspec reaches. Its final name appears when it is whole.
+"""Bring a checkpoint here: from the Hub, or any place fsspec reaches. Its final name appears when
+it is whole.
 
-Several machines may pull into one folder, and not every network file system keeps locks between them. Copies need
-none: all write the same bytes at the same offsets, and skip what another finished. From the Hub each machine has a
-folder of its own; huggingface_hub (2.4, read 2026-11-30) does not share one. Names are given by rename.
+Several machines may pull into one folder, and not every network file system keeps locks between
+them. Copies need none: all write the same bytes at the same offsets, and skip what another
+finished. From the Hub each machine has a folder of its own; huggingface_hub (2.4, read 2026-11-30)
+does not share one. Names are given by rename.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from specserve.errors import ConfigError
 
 _CHUNK = 8 * 1024**2
 _SYNC = 64 * 1024**2
-"""Bytes between two syncs, and so what a machine that died may have left as zeros at the end of a file."""
+"""Bytes between two syncs, and so what a machine that died may have left as zeros at the end of a
+file.
+"""
 _IDENTITY = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified")
 """What tells one content of a remote file from the next, as the file systems of fsspec name it."""
 
@@ -45,7 +49,10 @@ def destination(store: Path, path: str, revision: str | None) -> Path:
 
 
 def from_hub(repo: str, *, revision: str, store: Path, token: str | None) -> Path:
-    """Download one commit. Files that an earlier, broken run finished are kept. Raises ConfigError."""
+    """Download one commit.
+
+    Files that an earlier, broken run finished are kept. Raises ConfigError.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
@@ -70,7 +77,9 @@ def from_hub(repo: str, *, revision: str, store: Path, token: str | None) -> Pat
 
 @contextmanager
 def _alone(partial: Path) -> Iterator[None]:
-    """One process of this machine at a time: huggingface_hub takes a file away that another has just written."""
+    """One process of this machine at a time: huggingface_hub takes a file away that another has
+    just written.
+    """
     partial.parent.mkdir(parents=True, exist_ok=True)
     with partial.with_name(f"{partial.name}.lock").open("w") as lock:
         with suppress(OSError):  # a file system without locks
@@ -79,9 +88,11 @@ def _alone(partial: Path) -> Iterator[None]:
 
 
 def to_cache(repo: str, *, revision: str | None, commit: str | None, token: str | None) -> Path:
-    """Download into the Hub cache, which keeps unfinished files under other names. Raises ConfigError.
+    """Download into the Hub cache, which keeps unfinished files under other names. Raises
+    ConfigError.
 
-    ``revision`` as configured: the cache finds a branch offline only if it was asked for by this name.
+    ``revision`` as configured: the cache finds a branch offline only if it was asked for by this
+    name.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
@@ -97,7 +108,10 @@ def to_cache(repo: str, *, revision: str | None, commit: str | None, token: str 
 
 
 def from_place(url: str, *, store: Path, progress: Progress) -> Path:
-    """Copy every file below an fsspec URL (``s3://``, ``gs://``, ``file://`` ...). Raises ConfigError."""
+    """Copy every file below an fsspec URL (``s3://``, ``gs://``, ``file://`` ...).
+
+    Raises ConfigError.
+    """
     try:
         from fsspec.core import url_to_fs
     except ImportError:
@@ -137,7 +151,10 @@ def from_place(url: str, *, store: Path, progress: Progress) -> Path:
 
 
 def _partial(final: Path, listing: Mapping[str, Mapping[str, Any]]) -> Path:
-    """The folder to fill. A listing that changed gets another one: two contents never mix in one file."""
+    """The folder to fill.
+
+    A listing that changed gets another one: two contents never mix in one file.
+    """
     facts = [
         [name, info["size"], *(str(info.get(key)) for key in _IDENTITY)]
         for name, info in sorted(listing.items())
@@ -174,7 +191,9 @@ def _inside(remote: str, root: str) -> PurePosixPath:
 
 
 def _copy(files: Any, remote: str, size: int, to: Path, progress: Progress) -> None:
-    """Copy one file, going on before the end of what an earlier run synced, or another puller writes."""
+    """Copy one file, going on before the end of what an earlier run synced, or another puller
+    writes.
+    """
     if to.exists():
         return
     to.parent.mkdir(parents=True, exist_ok=True)

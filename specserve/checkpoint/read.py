@@ -1,4 +1,7 @@
-"""From a checkpoint's files to ModelFacts: config, index, headers, small JSON files. Every size is bounded."""
+"""From a checkpoint's files to ModelFacts: config, index, headers, small JSON files.
+
+Every size is bounded.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +23,51 @@ MAX_INDEX_BYTES = 48 * 1024**2
 MAX_TENSORS = 1_000_000
 INDEX = "model.safetensors.index.json"
 _SIZES = (
-    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size",
-    "head_dim", "max_position_embeddings", "n_embd", "n_head", "n_layer", "num_experts", "num_local_experts",
-    "n_routed_experts", "moe_intermediate_size", "kv_lora_rank", "sliding_window", "draft_vocab_size", "n_predict",
-    "num_nextn_predict_layers", "block_size",
-)  # fmt: skip
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "intermediate_size",
+    "head_dim",
+    "max_position_embeddings",
+    "n_embd",
+    "n_head",
+    "n_layer",
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "moe_intermediate_size",
+    "kv_lora_rank",
+    "sliding_window",
+    "draft_vocab_size",
+    "n_predict",
+    "num_nextn_predict_layers",
+    "block_size",
+)
 """Keys of config.json that count something. Some models give a list, one number per layer."""
 _LARGEST = 1 << 31
 _TYPES: Mapping[type, tuple[str, ...]] = {
     str: ("model_type", "torch_dtype", "dtype", "quant_method"),
     list: ("architectures", "layer_types"),
     dict: (
-        "quantization_config", "compression_config", "rope_scaling", "rope_parameters", "text_config", "llm_config",
-        "language_config", "thinker_config", "vision_config", "auto_map", "dflash_config", "eagle_config", "mtp_config",
+        "quantization_config",
+        "compression_config",
+        "rope_scaling",
+        "rope_parameters",
+        "text_config",
+        "llm_config",
+        "language_config",
+        "thinker_config",
+        "vision_config",
+        "auto_map",
+        "dflash_config",
+        "eagle_config",
+        "mtp_config",
         "kv_cache_scheme",
     ),
     bool: ("tie_word_embeddings",),
-}  # fmt: skip
+}
 """Keys of config.json that have one type wherever they occur."""
 _IN_WORDS: Mapping[type, str] = {
     str: "text",
@@ -55,7 +86,8 @@ def read(
 ) -> ModelFacts:
     """Everything the checks need to know about a checkpoint: a local folder, or a Hub id.
 
-    From the Hub only small files and the headers of the weights are fetched. Raises CheckpointRefused.
+    From the Hub only small files and the headers of the weights are fetched. Raises
+    CheckpointRefused.
     """
     from specserve.checkpoint import hub
 
@@ -66,7 +98,10 @@ def read(
 
 
 def describe(source: Source) -> ModelFacts:
-    """ModelFacts of a checkpoint. Raises CheckpointRefused with everything that is unreadable, at once."""
+    """ModelFacts of a checkpoint.
+
+    Raises CheckpointRefused with everything that is unreadable, at once.
+    """
     where = source.name
     sizes = _listing(source)
     problems: list[Finding] = []
@@ -90,10 +125,20 @@ def describe(source: Source) -> ModelFacts:
     if problems:
         raise CheckpointRefused(problems)
     return ModelFacts(
-        path=source.name, config=config, folder=source.folder, revision=source.revision, tensors=tensors,
-        total_size_bytes=total, generation_config=generation, tokenizer_config=tokenizer, files=tuple(sizes),
-        sizes=sizes, chat_template=template, findings=tuple(notes), source=source,
-    )  # fmt: skip
+        path=source.name,
+        config=config,
+        folder=source.folder,
+        revision=source.revision,
+        tensors=tensors,
+        total_size_bytes=total,
+        generation_config=generation,
+        tokenizer_config=tokenizer,
+        files=tuple(sizes),
+        sizes=sizes,
+        chat_template=template,
+        findings=tuple(notes),
+        source=source,
+    )
 
 
 def _config_faults(where: str, config: Mapping[str, Any]) -> Iterator[Finding]:
@@ -208,9 +253,12 @@ def _not_a_folder(where: str) -> Finding:
     if where.endswith(".gguf"):
         return _gguf(where)
     return Finding(
-        "checkpoint-missing", "error", where, "this is a file; the path must be the folder that holds config.json",
+        "checkpoint-missing",
+        "error",
+        where,
+        "this is a file; the path must be the folder that holds config.json",
         f"set the path to {PurePosixPath(where).parent}",
-    )  # fmt: skip
+    )
 
 
 def _no_config(where: str, sizes: Mapping[str, int]) -> Finding:
@@ -231,9 +279,12 @@ def _no_config(where: str, sizes: Mapping[str, int]) -> Finding:
 
 def _gguf(where: str) -> Finding:
     return Finding(
-        "gguf-weights", "error", where, "the weights are GGUF; only safetensors can be checked and planned",
+        "gguf-weights",
+        "error",
+        where,
+        "the weights are GGUF; only safetensors can be checked and planned",
         "use the safetensors repository that this GGUF was made from",
-    )  # fmt: skip
+    )
 
 
 def _corrupt(where: str, name: str, message: str) -> Finding:
@@ -268,7 +319,9 @@ def _weights(
 def _headers(
     source: Source, sizes: Mapping[str, int], names: list[str]
 ) -> Iterator[dict[str, TensorFacts] | str]:
-    """The header of each file, or what is wrong with it; several requests at a time where the files are remote."""
+    """The header of each file, or what is wrong with it; several requests at a time where the files
+    are remote.
+    """
 
     def one(name: str) -> dict[str, TensorFacts] | str:
         try:

@@ -11,15 +11,35 @@ from dataclasses import dataclass
 from typing import Any
 
 DTYPE_BITS: Mapping[str, int] = {
-    "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4,
-    "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "F6_E2M3": 6, "F6_E3M2": 6, "C64": 64,
-    "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32, "U16": 16, "U8": 8, "BOOL": 8,
-}  # fmt: skip
+    "F64": 64,
+    "F32": 32,
+    "F16": 16,
+    "BF16": 16,
+    "F8_E4M3": 8,
+    "F8_E5M2": 8,
+    "F8_E8M0": 8,
+    "F4": 4,
+    "F8_E4M3FNUZ": 8,
+    "F8_E5M2FNUZ": 8,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+    "C64": 64,
+    "I64": 64,
+    "I32": 32,
+    "I16": 16,
+    "I8": 8,
+    "U64": 64,
+    "U32": 32,
+    "U16": 16,
+    "U8": 8,
+    "BOOL": 8,
+}
 """Bits per element of safetensors' dtype names."""
 
 MAX_HEADER_BYTES = 32 * 1024**2
-"""The format allows 100 MB. This holds 250,000 tensors in one file, more than the largest models have in all their
-shards (61 layers x 384 experts x 3 projections x 3 tensors), and takes under 200 MB to read."""
+"""The format allows 100 MB. This holds 250,000 tensors in one file, more than the largest models
+have in all their shards (61 layers x 384 experts x 3 projections x 3 tensors), and takes under 200
+MB to read."""
 _FIRST_READ_BYTES = 32 * 1024
 
 
@@ -44,7 +64,8 @@ class Corrupt(ValueError):
 def parse_json(
     data: bytes, *, what: str = "it", each: Callable[[dict[str, Any]], Any] | None = None
 ) -> Any:
-    """JSON from untrusted bytes; any fault is Corrupt. ``each`` replaces every object as soon as it is read.
+    """JSON from untrusted bytes; any fault is Corrupt. ``each`` replaces every object as soon as it
+    is read.
 
     >>> parse_json(b'{"a": 1}')
     {'a': 1}
@@ -72,8 +93,8 @@ def read_header(
 ) -> dict[str, TensorFacts]:
     """Tensors of one file. ``read(start, length)`` returns bytes of it.
 
-    Checks: header inside the file and under the limit, known dtypes, offsets inside the data, shape x dtype =
-    bytes, and no two tensors share bytes.
+    Checks: header inside the file and under the limit, known dtypes, offsets inside the data, shape
+    x dtype = bytes, and no two tensors share bytes.
     """
     if file_size < 8:
         raise Corrupt(f"{file_size} bytes is too short for a safetensors file")
@@ -100,8 +121,8 @@ def read_header(
 
 
 def _packer() -> Callable[[dict[str, Any]], Any]:
-    """Makes each tensor's object a tuple of dtype, shape and offsets, with one copy of what many tensors share: half
-    of the memory that dictionaries would take."""
+    """Makes each tensor's object a tuple of dtype, shape and offsets, with one copy of what many
+    tensors share: half of the memory that dictionaries would take."""
     shared: dict[Any, Any] = {}
 
     def pack(entry: dict[str, Any]) -> Any:

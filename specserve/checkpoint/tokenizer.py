@@ -1,4 +1,5 @@
-"""Token -> id maps from a checkpoint's tokenizer file: tokenizer.json, SentencePiece, tiktoken, tekken.
+"""Token -> id maps from a checkpoint's tokenizer file: tokenizer.json, SentencePiece, tiktoken,
+tekken.
 
 Maps are read from the files themselves; the tokenizer libraries are loaded only to encode text.
 """
@@ -59,7 +60,9 @@ class Tokenizer:
         return 1 + max(max(self.base.values(), default=-1), max(self.added.values(), default=-1))
 
     def space_prefix(self) -> tuple[str, ...]:
-        """The mark of a space before a word: ``Ġ`` (byte-level BPE) or ``▁`` (SentencePiece); both where unclear."""
+        """The mark of a space before a word: ``Ġ`` (byte-level BPE) or ``▁`` (SentencePiece); both
+        where unclear.
+        """
         marks = tuple(mark for mark in ("Ġ", "▁") if mark + "a" in self.base)
         if len(marks) == 1:
             return marks
@@ -124,7 +127,9 @@ def _encode_json(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
 
 
 def _guarded(call: Callable[[], Any]) -> Any:
-    """Call a library in Rust; it raises a bare Exception, or a PanicException, which is no Exception at all."""
+    """Call a library in Rust; it raises a bare Exception, or a PanicException, which is no
+    Exception at all.
+    """
     try:
         return call()
     except BaseException as e:
@@ -199,7 +204,9 @@ def _digest(value: Any) -> str:
 
 
 def _is_tiktoken(data: bytes) -> bool:
-    """Whether a ``tokenizer.model`` is tiktoken text (Llama 3's original) and not a SentencePiece protobuf."""
+    """Whether a ``tokenizer.model`` is tiktoken text (Llama 3's original) and not a SentencePiece
+    protobuf.
+    """
     first = data[:200].split(b"\n", 1)[0].split(b" ")
     return len(first) == 2 and first[1].strip().isdigit()
 
@@ -226,7 +233,9 @@ def _tekken(name: str, digest: str, data: bytes) -> Tokenizer:
 
 
 def _tekken_words(body: Mapping[str, Any]) -> tuple[int, list[Mapping[str, Any]]]:
-    """How many special tokens come first, and the ordinary ones in use: the file lists more than that."""
+    """How many special tokens come first, and the ordinary ones in use: the file lists more than
+    that.
+    """
     config = body["config"]
     specials = int(config["default_num_special_tokens"])
     ordinary = int(config["default_vocab_size"]) - specials
@@ -259,7 +268,9 @@ def _printable(token: bytes) -> str:
 
 
 def _alphabet() -> dict[int, str]:
-    """Byte -> printable stand-in, GPT-2's table: printable Latin-1 stays, the rest moves behind U+0100."""
+    """Byte -> printable stand-in, GPT-2's table: printable Latin-1 stays, the rest moves behind
+    U+0100.
+    """
     stays = {*range(33, 127), *range(161, 173), *range(174, 256)}
     moved = (b for b in range(256) if b not in stays)
     return {b: chr(256 + i) for i, b in enumerate(moved)}

@@ -34,8 +34,11 @@ def plan(loaded: Loaded, output: str, with_grid: bool) -> None:
     made = planning.plan()
     cells = planning.grid(made) if with_grid else []
     if output == "json":
-        body = {"vram": made.as_dict(), "conclusion": vram_text.conclusion(made),
-                "findings": [f.as_dict() for f in of_plan(made)]}  # fmt: skip
+        body = {
+            "vram": made.as_dict(),
+            "conclusion": vram_text.conclusion(made),
+            "findings": [f.as_dict() for f in of_plan(made)],
+        }
         if with_grid:
             body["grid"] = [vars(c) for c in cells]
         click.echo(json.dumps(body, indent=2))

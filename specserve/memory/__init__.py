@@ -1,1 +1,3 @@
-"""The plan of GPU memory: what the engine will take, term by term, and what is left for the KV cache."""
+"""The plan of GPU memory: what the engine will take, term by term, and what is left for the KV
+cache.
+"""

@@ -1,4 +1,6 @@
-"""Plan against engine: compare what was planned with what the engine reports, and keep what was measured."""
+"""Plan against engine: compare what was planned with what the engine reports, and keep what was
+measured.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ class Reconciliation:
 
     @property
     def warning(self) -> str | None:
-        """One sentence with both numbers of the figure that is off most; None when all are within 15 %."""
+        """One sentence with both numbers of the figure that is off most;
+        None when all are within 15 %.
+        """
         worst = max(self.comparisons, key=lambda c: abs(c.difference), default=None)
         if worst is None or abs(worst.difference) <= TOLERANCE:
             return None
@@ -58,8 +62,10 @@ class Reconciliation:
             gib(value) if worst.name.endswith("_bytes") else f"{value:.{digits}f}"
             for value in (worst.planned, worst.measured)
         )
-        return (f"memory plan is off: {worst.name} planned {planned}, the engine reports "
-                f"{measured} ({worst.difference * 100:+.0f} %)")  # fmt: skip
+        return (
+            f"memory plan is off: {worst.name} planned {planned}, the engine reports "
+            f"{measured} ({worst.difference * 100:+.0f} %)"
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form, for /status."""
@@ -82,13 +88,21 @@ def reconcile(plan: Plan, report: EngineReport) -> Reconciliation:
 
 
 def key(settings: Settings, engine_version: str | None, gpu_name: str | None) -> str:
-    """What a measurement holds for: models, layout, batch limits, engine, GPU; not max_model_len or utilization."""
+    """What a measurement holds for: models, layout, batch limits, engine, GPU; not max_model_len or
+    utilization.
+    """
     engine = settings.engine
     parts = [
         settings.models.model_dump(mode="json", exclude={"hub_token", "hub_token_file", "store"}),
-        settings.method, settings.speculative_decoding.num_speculative_tokens, engine.max_num_seqs,
-        engine.max_num_batched_tokens, engine.enforce_eager, engine.extra_args, engine_version, gpu_name,
-    ]  # fmt: skip
+        settings.method,
+        settings.speculative_decoding.num_speculative_tokens,
+        engine.max_num_seqs,
+        engine.max_num_batched_tokens,
+        engine.enforce_eager,
+        engine.extra_args,
+        engine_version,
+        gpu_name,
+    ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
@@ -97,7 +111,8 @@ def measure(
 ) -> Calibration | None:
     """The measured terms; None when the engine did not say enough.
 
-    The CPU backend logs neither weights nor what else it holds, only the tokens: the planned weights are kept.
+    The CPU backend logs neither weights nor what else it holds, only the tokens: the planned
+    weights are kept.
     """
     gpu, loaded, pool = plan.tightest, report.model_loading_bytes, report.available_kv_bytes
     if plan.backend == "cpu":

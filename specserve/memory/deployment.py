@@ -1,7 +1,8 @@
-"""The numbers of a deployment that decide about memory: settings, model and vLLM's own defaults, resolved.
+"""The numbers of a deployment that decide about memory: settings, model and vLLM's own defaults,
+resolved.
 
-Defaults read in vLLM 0.32 (engine/arg_utils.py, config/model.py, platforms/cpu.py; 2026-11-29); what older
-versions did otherwise is in :class:`Accounting`, by version.
+Defaults read in vLLM 0.32 (engine/arg_utils.py, config/model.py, platforms/cpu.py; 2026-11-29);
+what older versions did otherwise is in :class:`Accounting`, by version.
 """
 
 from __future__ import annotations
@@ -22,13 +23,30 @@ Backend = Literal["gpu", "cpu"]
 
 _WITHOUT_ASYNC = {"ngram", "suffix", "medusa", "mlp_speculator"}
 _LENGTH_KEYS = (
-    "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "max_target_positions",
-    "max_sequence_length", "max_seq_length", "seq_len",
-)  # fmt: skip
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "model_max_length",
+    "max_target_positions",
+    "max_sequence_length",
+    "max_seq_length",
+    "seq_len",
+)
 _ROPE_WITH_SCALED_LENGTH = {
-    "default", "su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling", "mrope", "proportional",
-}  # fmt: skip
-"""Rope types whose ``max_position_embeddings`` already is the length (older vLLM multiplied for yarn)."""
+    "default",
+    "su",
+    "longrope",
+    "llama3",
+    "yarn",
+    "deepseek_yarn",
+    "deepseek_llama_scaling",
+    "mrope",
+    "proportional",
+}
+"""Rope types whose ``max_position_embeddings`` already is the length (older vLLM multiplied for
+yarn).
+"""
 
 
 @dataclass(frozen=True)
@@ -55,7 +73,8 @@ class Shape:
     block_tokens: int | None
     """--block-size; None lets the backend choose."""
     state_checkpoints: bool
-    """Whether recurrent states are kept for prefix caching: one more block per request and group."""
+    """Whether recurrent states are kept for prefix caching: one more block per request and group.
+    """
     hybrid_manager: bool
     async_scheduling: bool
     method: str | None
@@ -64,7 +83,9 @@ class Shape:
     """Sequences of the largest step that still speculates."""
     draft_tp: int
     keeps_draft_probabilities: bool
-    """draft_sample_method probabilistic: the draft's distributions are kept until they are verified."""
+    """draft_sample_method probabilistic: the draft's distributions are kept until they are
+    verified.
+    """
     quantization: str | None
     """Online quantization of the target's weights; None keeps the checkpoint's."""
     weight_format: str | None
@@ -114,17 +135,26 @@ class Shape:
 
 
 def resolve(
-    settings: Settings, target: ModelFacts, *, backend: Backend, engine_version: str | None, gpu_bytes: int | None,
+    settings: Settings,
+    target: ModelFacts,
+    *,
+    backend: Backend,
+    engine_version: str | None,
+    gpu_bytes: int | None,
     gpu_name: str = "",
-) -> Shape:  # fmt: skip
+) -> Shape:
     """The shape that vLLM would make of these settings on a GPU of this size."""
     engine, model, extra = (
         settings.engine,
         settings.models.target_model,
         Extra(settings.engine.extra_args),
     )
-    spec, draft, tp, pp = (settings.speculative_decoding, settings.models.draft_model, model.tensor_parallel_size,
-                           model.pipeline_parallel_size)  # fmt: skip
+    spec, draft, tp, pp = (
+        settings.speculative_decoding,
+        settings.models.draft_model,
+        model.tensor_parallel_size,
+        model.pipeline_parallel_size,
+    )
     accounting = Accounting.of(engine_version, gpu_name=gpu_name, method=settings.method)
     length = (
         engine.max_model_len or extra.number("max_model_len") or default_length(target, accounting)
@@ -146,27 +176,42 @@ def resolve(
         "async_scheduling", default=accounting.async_scheduling
     )
     return Shape(
-        backend=backend, accounting=accounting, tp=tp, pp=pp,
-        ep=tp * (extra.number("data_parallel_size") or 1) if extra.flag("enable_expert_parallel") else 1,
-        dcp=extra.number("decode_context_parallel_size") or 1, max_model_len=length, max_num_seqs=max_seqs,
-        max_num_batched_tokens=max_tokens, utilization=engine.gpu_memory_utilization,
+        backend=backend,
+        accounting=accounting,
+        tp=tp,
+        pp=pp,
+        ep=tp * (extra.number("data_parallel_size") or 1)
+        if extra.flag("enable_expert_parallel")
+        else 1,
+        dcp=extra.number("decode_context_parallel_size") or 1,
+        max_model_len=length,
+        max_num_seqs=max_seqs,
+        max_num_batched_tokens=max_tokens,
+        utilization=engine.gpu_memory_utilization,
         eager=engine.enforce_eager or extra.flag("enforce_eager"),
-        dtype_bytes=4 if model.dtype in {"float", "float32"} else 2,  # float32 checkpoints are served in 16 bits
-        kv_dtype=kv_dtype, draft_kv_dtype=(draft.kv_cache_dtype if draft else None) or kv_dtype,
+        dtype_bytes=4
+        if model.dtype in {"float", "float32"}
+        else 2,  # float32 checkpoints are served in 16 bits
+        kv_dtype=kv_dtype,
+        draft_kv_dtype=(draft.kv_cache_dtype if draft else None) or kv_dtype,
         block_tokens=extra.number("block_size"),
         state_checkpoints=extra.switch("enable_prefix_caching", default=accounting.caches_states),
         hybrid_manager=not extra.flag("disable_hybrid_kv_cache_manager"),
-        async_scheduling=asynchronous and settings.method not in _WITHOUT_ASYNC, method=settings.method,
+        async_scheduling=asynchronous and settings.method not in _WITHOUT_ASYNC,
+        method=settings.method,
         num_speculative_tokens=spec.num_speculative_tokens if settings.method else 0,
-        speculating_seqs=_speculating(settings, max_seqs), draft_tp=_draft_tp(settings, accounting),
-        keeps_draft_probabilities=spec.draft_sample_method == "probabilistic", quantization=model.quantization,
+        speculating_seqs=_speculating(settings, max_seqs),
+        draft_tp=_draft_tp(settings, accounting),
+        keeps_draft_probabilities=spec.draft_sample_method == "probabilistic",
+        quantization=model.quantization,
         weight_format=weight_format(target.config),
         layer_split=_partition(engine.env.get("VLLM_PP_LAYER_PARTITION")),
         kv_cache_bytes=_given_cache(settings, extra, backend),
         cpu_offload_bytes=int(float(extra.values.get("cpu_offload_gb") or 0) * GIB),
         language_model_only=extra.flag("language_model_only"),
-        state_dtypes=(window, matrix), extra=extra.values,
-    )  # fmt: skip
+        state_dtypes=(window, matrix),
+        extra=extra.values,
+    )
 
 
 class Extra:
@@ -204,7 +249,9 @@ class Extra:
 
 
 def default_length(model: ModelFacts, accounting: Accounting) -> int:
-    """The model's own longest sequence: the smallest of its length keys, times a rope factor where one applies."""
+    """The model's own longest sequence: the smallest of its length keys, times a rope factor where
+    one applies.
+    """
     config = model.text_config
     lengths = [v for k in _LENGTH_KEYS if isinstance(v := config.get(k), int) and v > 0]
     if lengths:
@@ -234,7 +281,9 @@ def default_length(model: ModelFacts, accounting: Accounting) -> int:
 
 
 def effective_kv_dtype(setting: str, config: Mapping[str, Any]) -> str:
-    """``auto`` is the model's dtype unless the checkpoint brings calibrated scales for an fp8 cache."""
+    """``auto`` is the model's dtype unless the checkpoint brings calibrated scales for an fp8
+    cache.
+    """
     quantization = config.get("quantization_config")
     if setting != "auto" or not isinstance(quantization, Mapping):
         return setting
@@ -286,7 +335,9 @@ def _partition(text: str | None) -> tuple[int, ...] | None:
 def _batch_defaults(
     backend: Backend, big: int, world: int, accounting: Accounting, length: int
 ) -> tuple[int, int]:
-    """max_num_seqs and max_num_batched_tokens of `vllm serve` when nobody sets them; ``big``: bytes of no A100."""
+    """max_num_seqs and max_num_batched_tokens of `vllm serve` when nobody sets them;
+    ``big``: bytes of no A100.
+    """
     if backend == "cpu":
         return 128 * world, 2048 * world
     if accounting.v0:

@@ -18,8 +18,17 @@ def of_plan(plan: Plan) -> list[Finding]:
     """All findings of a plan."""
     found = _error(plan, plan.tightest) + (_warnings(plan, plan.tightest) if plan.fits else [])
     if plan.refusal != "other-processes":
-        found += [Finding("other-processes", "warning", "hardware", f"{_occupancy(g)}; more of theirs is less of ours",
-                          _STOP) for g in plan.gpus if g.other_bytes > _BUSY_BYTES]  # fmt: skip
+        found += [
+            Finding(
+                "other-processes",
+                "warning",
+                "hardware",
+                f"{_occupancy(g)}; more of theirs is less of ours",
+                _STOP,
+            )
+            for g in plan.gpus
+            if g.other_bytes > _BUSY_BYTES
+        ]
     return found + [Finding("vram-assumed", "info", "models", note) for note in plan.assumed]
 
 
@@ -43,15 +52,19 @@ def _error(plan: Plan, gpu: GpuPlan) -> list[Finding]:
             )
             total = busiest.total_bytes or 1
             free = total - busiest.other_bytes
-            message = (f"{_occupancy(busiest)}, {gib(free)} are free; vLLM refuses to start with less than "
-                       f"{shape.utilization:.2f} of {gib(total)} free")  # fmt: skip
+            message = (
+                f"{_occupancy(busiest)}, {gib(free)} are free; vLLM refuses to start with less than "
+                f"{shape.utilization:.2f} of {gib(total)} free"
+            )
             fix = f"{_STOP}, or set {_UTILIZATION} to {int(free / total * 100) / 100:.2f} or less"
         case "headroom":
             gpu = min(plan.gpus, key=_outside)
             where, fix = _UTILIZATION, f"set {_UTILIZATION} to {_safe_utilization(plan, gpu):.2f}"
             outside, need = _outside(gpu) / GIB, _late(plan, gpu) / GIB
-            message = (f"only {outside:.2f} GiB of GPU {gpu.index} stay outside vLLM's budget, where the start and the "
-                       f"first steps need {need:.2f} GiB")  # fmt: skip
+            message = (
+                f"only {outside:.2f} GiB of GPU {gpu.index} stay outside vLLM's budget, where the start and the "
+                f"first steps need {need:.2f} GiB"
+            )
         case _:
             where, message, fix = (
                 "",
@@ -120,8 +133,10 @@ def _fix(plan: Plan, gpu: GpuPlan) -> str:
     if plan.confidence != "measured" and gpu.activation_bytes > (
         over if longest < 1 else over + plan.request_bytes
     ):
-        cheaper = (f"lower engine.max_num_seqs ({plan.shape.max_num_seqs}) and engine.max_num_batched_tokens "
-                   f"({plan.shape.max_num_batched_tokens}), or ")  # fmt: skip
+        cheaper = (
+            f"lower engine.max_num_seqs ({plan.shape.max_num_seqs}) and engine.max_num_batched_tokens "
+            f"({plan.shape.max_num_batched_tokens}), or "
+        )
     if longest >= plan.max_model_len:  # the first engine's draft, outside the budget
         return f"lower {_UTILIZATION}"
     if longest >= 1:
@@ -131,8 +146,10 @@ def _fix(plan: Plan, gpu: GpuPlan) -> str:
 
 
 def _occupancy(gpu: GpuPlan) -> str:
-    held = [f"pid {p.pid} {p.name or '(unknown)'}" + (f" {gib(p.used_bytes)}" if p.used_bytes else "")
-            for p in gpu.processes[:_LISTED]]  # fmt: skip
+    held = [
+        f"pid {p.pid} {p.name or '(unknown)'}" + (f" {gib(p.used_bytes)}" if p.used_bytes else "")
+        for p in gpu.processes[:_LISTED]
+    ]
     if len(gpu.processes) > _LISTED:
         more = [f"{len(gpu.processes) - _LISTED} more"]
     else:
@@ -153,8 +170,15 @@ def _warnings(plan: Plan, gpu: GpuPlan) -> list[Finding]:
         if plan.method and plan.without_draft.requests > requests * 1.05:
             message += f" (without {plan.proposer} {plan.without_draft.requests:.1f})"
         fix = "lower engine.max_model_len, or set engine.kv_cache_dtype to fp8"
-        found.append(Finding("low-concurrency", "warning" if requests < 2 else "info", "engine.max_model_len", message,
-                             fix))  # fmt: skip
+        found.append(
+            Finding(
+                "low-concurrency",
+                "warning" if requests < 2 else "info",
+                "engine.max_model_len",
+                message,
+                fix,
+            )
+        )
     if plan.late_bytes > GIB:
         late = gib(plan.late_bytes)
         message = (
@@ -166,8 +190,10 @@ def _warnings(plan: Plan, gpu: GpuPlan) -> list[Finding]:
         gpu = min(plan.gpus, key=_outside)
         outside, late_bytes = _outside(gpu), _late(plan, gpu)
         if outside - late_bytes < _TIGHT_BYTES or (plan.method and plan.shape.utilization > 0.92):
-            message = (f"{gib(outside)} of GPU {gpu.index} stay outside vLLM's budget, where the start and full steps "
-                       f"take {gib(late_bytes)}; running out of memory can come late")  # fmt: skip
+            message = (
+                f"{gib(outside)} of GPU {gpu.index} stay outside vLLM's budget, where the start and full steps "
+                f"take {gib(late_bytes)}; running out of memory can come late"
+            )
             fix = f"set {_UTILIZATION} to {_safe_utilization(plan, gpu):.2f}"
             found.append(Finding("memory-tight", "warning", _UTILIZATION, message, fix))
     return found

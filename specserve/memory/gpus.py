@@ -51,8 +51,8 @@ CAPACITIES: tuple[Capacity, ...] = (
     Capacity(r"rtx 4090", 23.51),
     Capacity(r"rtx 3090", 23.56),  # vllm#10517: 23.58
 )
-"""First match wins. Totals as PyTorch printed them for the named GPU in public logs (out-of-memory messages, start
-banners), the least where drivers differ; looked up 2026-11-30."""
+"""First match wins. Totals as PyTorch printed them for the named GPU in public logs (out-of-memory
+messages, start banners), the least where drivers differ; looked up 2026-11-30."""
 
 
 def lookup(name: str | None) -> Capacity | None:
@@ -71,8 +71,8 @@ def lookup(name: str | None) -> Capacity | None:
 def cuda_bytes(name: str | None, memory_gib: float | None) -> int | None:
     """What CUDA hands out on one GPU, from a name, a stated size, or both.
 
-    A stated size above the known one is a marketing size, or the whole board's: the known one counts. One that is
-    more than a tenth larger is another board.
+    A stated size above the known one is a marketing size, or the whole board's: the known one
+    counts. One that is more than a tenth larger is another board.
 
     >>> round(cuda_bytes("NVIDIA H100 80GB HBM3", 80) / 2**30, 2), cuda_bytes(None, None)
     (79.19, None)

@@ -1,8 +1,8 @@
 """Layers to blocks: how vLLM groups caching layers, what one block costs, how many a request needs.
 
-The arithmetic is vLLM's (v1/core/kv_cache_utils.py and v1/kv_cache_interface.py, read in 0.32 on 2026-11-29):
-layers of one kind form groups of equal size, all groups draw from one pool of equal blocks, so a block costs what
-the widest group needs and a request takes blocks from every group.
+The arithmetic is vLLM's (v1/core/kv_cache_utils.py and v1/kv_cache_interface.py, read in 0.32 on
+2026-11-29): layers of one kind form groups of equal size, all groups draw from one pool of equal
+blocks, so a block costs what the widest group needs and a request takes blocks from every group.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ class CachePlan:
         return blocks // len(self.groups) * smallest * self.shape.dcp
 
     def token_bytes(self, length: int) -> int:
-        """Pool bytes per KV token as logged: exact for plain attention, else the average over ``length`` tokens."""
+        """Pool bytes per KV token as logged: exact for plain attention, else the average over
+        ``length`` tokens.
+        """
         if all(g.layer.kind == "full" for g in self.groups):
             tokens = [g.page_bytes / g.block_tokens for g in self.groups]
             return round(sum(tokens) / self.shape.dcp)
@@ -94,7 +96,8 @@ class CachePlan:
         return round(self.block_bytes * len(self.groups) / min(g.block_tokens for g in self.groups))
 
     def longest(self, pool_bytes: int, limit: int) -> int:
-        """The longest single request that fits, at most ``limit``; the pool's null block is set aside.
+        """The longest single request that fits, at most ``limit``; the pool's null block is set
+        aside.
 
         vLLM searches the same way when it prints "the estimated maximum model length".
         """

@@ -1,7 +1,9 @@
-"""What each layer of a model keeps per token or per request, on one GPU, read from config.json alone.
+"""What each layer of a model keeps per token or per request, on one GPU, read from config.json
+alone.
 
-Field names are those of the Hub's config.json files; which of them vLLM reads, and how, was read in vLLM 0.32
-(transformers_utils/model_arch_config_convertor.py, model_executor/layers/mamba/mamba_utils.py; 2026-11-29).
+Field names are those of the Hub's config.json files; which of them vLLM reads, and how, was read in
+vLLM 0.32 (transformers_utils/model_arch_config_convertor.py,
+model_executor/layers/mamba/mamba_utils.py; 2026-11-29).
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ def of_target(config: Config, shape: Shape) -> CacheModel:
 
 
 def of_draft(method: str | None, target: Config, draft: Config | None, shape: Shape) -> CacheModel:
-    """What the proposer caches: all layers of a draft model, one per EAGLE layer, one per MTP layer, else none."""
+    """What the proposer caches: all layers of a draft model, one per EAGLE layer, one per MTP
+    layer, else none.
+    """
     if not shape.drafts_with_a_model or method in {"medusa", "mlp_speculator"}:
         return CacheModel(())
     own = replace(shape, kv_dtype=shape.draft_kv_dtype)
@@ -157,7 +161,10 @@ def cache_bytes(kv_dtype: str, model_bytes: int) -> int:
 
 
 def _mla_token_bytes(config: Config, shape: Shape) -> int:
-    """The latent and its rope part, once per GPU: TP does not divide it. The sparse kernels' fp8 packs 656 bytes."""
+    """The latent and its rope part, once per GPU: TP does not divide it.
+
+    The sparse kernels' fp8 packs 656 bytes.
+    """
     kv_dtype, rank = shape.kv_dtype, first_int(config, "kv_lora_rank") or 0
     rope = first_int(config, "qk_rope_head_dim") or 0
     if kv_dtype == "fp8_ds_mla" or (kv_dtype.startswith("fp8") and config.get("index_topk")):
@@ -180,8 +187,14 @@ def head_geometry(config: Config, kind: str = "full") -> tuple[int, int, int]:
         first_int(config, "head_dim", "hidden_size_per_head", "attention_head_dim")
         or hidden // heads
     )
-    kv = first_int(config, "n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num",
-                   "num_attention_groups")  # fmt: skip
+    kv = first_int(
+        config,
+        "n_head_kv",
+        "num_kv_heads",
+        "num_key_value_heads",
+        "multi_query_group_num",
+        "num_attention_groups",
+    )
     if config.get("multi_query") and not config.get("new_decoder_architecture"):
         kv = 1
     attention = config.get("attn_config")
@@ -200,10 +213,23 @@ def head_geometry(config: Config, kind: str = "full") -> tuple[int, int, int]:
 
 
 _KINDS = {
-    "full_attention": "full", "attention": "full", "full": "full", "sliding_attention": "sliding", "sliding": "sliding",
-    "local": "sliding", "global": "full", "chunked_attention": "chunked", "linear_attention": "state", "mamba": "state",
-    "mamba2": "state", "conv": "state", "recurrent": "state", "hybrid": "state+full", "mlp": "none", "moe": "none",
-}  # fmt: skip
+    "full_attention": "full",
+    "attention": "full",
+    "full": "full",
+    "sliding_attention": "sliding",
+    "sliding": "sliding",
+    "local": "sliding",
+    "global": "full",
+    "chunked_attention": "chunked",
+    "linear_attention": "state",
+    "mamba": "state",
+    "mamba2": "state",
+    "conv": "state",
+    "recurrent": "state",
+    "hybrid": "state+full",
+    "mlp": "none",
+    "moe": "none",
+}
 
 
 def layer_kinds(config: Config, count: int) -> list[str]:
@@ -217,7 +243,9 @@ def layer_kinds(config: Config, count: int) -> list[str]:
 
 
 def _hybrid_kinds(config: Config, count: int) -> list[str] | None:
-    """Layers of a model with recurrent states, by the fields of each family; None for a model without."""
+    """Layers of a model with recurrent states, by the fields of each family;
+    None for a model without.
+    """
     # Nemotron-H: M mamba, * attention, - MLP.
     if isinstance(pattern := config.get("hybrid_override_pattern"), str):
         return [{"M": "state", "*": "full"}.get(c, "none") for c in pattern]
@@ -269,7 +297,12 @@ def _attention_kinds(config: Config, count: int) -> list[str]:
     ):
         return ["full"] * count
     pattern = first_int(config, "sliding_window_pattern", "_sliding_window_pattern") or {
-        "gemma2": 2, "gpt_oss": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4}.get(kind)  # fmt: skip
+        "gemma2": 2,
+        "gpt_oss": 2,
+        "gemma3": 6,
+        "gemma3_text": 6,
+        "cohere2": 4,
+    }.get(kind)
     if pattern:
         return ["full" if (i + 1) % pattern == 0 else "sliding" for i in range(count)]
     if kind.startswith("qwen2") and isinstance(first := config.get("max_window_layers"), int):

@@ -1,7 +1,9 @@
-"""What a GPU holds besides weights and KV cache: activations, CUDA graphs, and what is outside PyTorch.
+"""What a GPU holds besides weights and KV cache: activations, CUDA graphs, and what is outside
+PyTorch.
 
-Each term follows what the engine does; its constants were fitted on the public runs in tests/data/vram_cases.json
-and are listed with their errors, leaving one model family out at a time, in docs/vram-accuracy.md.
+Each term follows what the engine does; its constants were fitted on the public runs in
+tests/data/vram_cases.json and are listed with their errors, leaving one model family out at a time,
+in docs/vram-accuracy.md.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from specserve.memory.parameters import expert_count
 from specserve.units import GIB, MIB
 
 MAX_ITEM_TOKENS = 16384
-"""Tokens of the largest image of a tower with dynamic resolution (Qwen-VL's default: 16384 merged patches)."""
+"""Tokens of the largest image of a tower with dynamic resolution (Qwen-VL's default: 16384 merged
+patches).
+"""
 
 
 @dataclass(frozen=True)
@@ -26,13 +30,19 @@ class Constants:
     sampler: float = 12.3
     """Since 0.17, besides the logits themselves: three float32 copies and indices."""
     wide_sampler: float = 36.3
-    """Until 0.16: the sampler sorted the whole vocabulary (values, int64 indices, cumulated probabilities)."""
+    """Until 0.16: the sampler sorted the whole vocabulary (values, int64 indices, cumulated
+    probabilities).
+    """
     second_runner_sampler: float = 8.0
     """Model Runner V2: the logits in float32, and one copy."""
     speculative_sampler: float = 31.0
-    """First runner since 0.17 when drafts are verified: float32 target logits, a sort for top-p, probabilities."""
+    """First runner since 0.17 when drafts are verified: float32 target logits, a sort for top-p,
+    probabilities.
+    """
     pinned: float = 2.1
-    """Copies of the float32 logits that cannot be had again after profiling, on one GPU: see :func:`outside_budget`."""
+    """Copies of the float32 logits that cannot be had again after profiling, on one GPU: see
+    :func:`outside_budget`.
+    """
     pinned_tp: float = 0.5
     """The same with TP."""
     fixed_activation: float = 87 * MIB
@@ -41,7 +51,9 @@ class Constants:
 
 FITTED = Constants()
 _LEAST_OUTSIDE = 256 * MIB
-"""Of a GPU about which nothing more is known: memory outside the budget without which the first step runs out."""
+"""Of a GPU about which nothing more is known: memory outside the budget without which the first
+step runs out.
+"""
 
 
 @dataclass(frozen=True)
@@ -60,9 +72,21 @@ class Overhead:
     """Logits of draft tokens that a full step needs and the profiling run does not show."""
 
 
-def of_stage(config: Config, shape: Shape, constants: Constants, *, gpu_name: str | None, first: bool, last: bool,
-             layers: int, tower: Config | None) -> Overhead:  # fmt: skip
-    """Overhead of one pipeline stage with this many layers. ``tower`` is the config of a vision tower."""
+def of_stage(
+    config: Config,
+    shape: Shape,
+    constants: Constants,
+    *,
+    gpu_name: str | None,
+    first: bool,
+    last: bool,
+    layers: int,
+    tower: Config | None,
+) -> Overhead:
+    """Overhead of one pipeline stage with this many layers.
+
+    ``tower`` is the config of a vision tower.
+    """
     peak = activation(config, shape, constants, first=first, last=last, tower=tower)
     graphs = cuda_graphs(config, shape, layers, tower=tower is not None)
     outside = outside_budget(
@@ -72,10 +96,13 @@ def of_stage(config: Config, shape: Shape, constants: Constants, *, gpu_name: st
     known = lookup(gpu_name)
     sure = known is not None and known.nvlink and shape.accounting.version >= (0, 17)
     return Overhead(
-        activation=peak, cuda_graphs=graphs, non_torch=non_torch(shape, gpu_name), outside=outside,
+        activation=peak,
+        cuda_graphs=graphs,
+        non_torch=non_torch(shape, gpu_name),
+        outside=outside,
         least_outside=outside if sure else _LEAST_OUTSIDE + late_collectives(shape, gpu_name),
         unprofiled_logits=unprofiled_logits(config, shape) if last else 0,
-    )  # fmt: skip
+    )
 
 
 def activation(
@@ -87,7 +114,9 @@ def activation(
     last: bool,
     tower: Config | None,
 ) -> int:
-    """Peak of the profiling step: the largest of encoder, one layer's forward pass and sampler, and what stays."""
+    """Peak of the profiling step: the largest of encoder, one layer's forward pass and sampler, and
+    what stays.
+    """
     hidden, width, tokens = _hidden(config), shape.dtype_bytes, shape.max_num_batched_tokens
     if shape.accounting.v0:  # a whole prompt at once, and float32 logits of every sequence
         inner = first_int(config, "intermediate_size") or 4 * hidden
@@ -147,7 +176,9 @@ def sampler_bytes(config: Config, shape: Shape, constants: Constants) -> float:
 
 
 def unprofiled_logits(config: Config, shape: Shape) -> int:
-    """Float32 logits of every sequence's draft tokens, and the draft's own where they are kept: not profiled."""
+    """Float32 logits of every sequence's draft tokens, and the draft's own where they are kept: not
+    profiled.
+    """
     full = min(
         shape.speculating_seqs * (1 + shape.num_speculative_tokens), shape.max_num_batched_tokens
     )
@@ -169,11 +200,12 @@ def outside_budget(
 ) -> int:
     """What the start needs outside the budget, besides CUDA graphs.
 
-    vLLM's first snapshot is taken after CUDA and NCCL are up, so their memory is outside. After the KV cache is
-    allocated the sampler is warmed up with max_num_seqs rows: 14 bytes a logit (in 16 bits, float32, probabilities,
-    random numbers; ``_dummy_sampler_run``), where the activations were. But PyTorch keeps blocks of the profiling run
-    in which something small still lies: up to 2.6 x the float32 logits after a first, compiling start, 0.5 x after
-    later ones (47 public runs with 0.19 on H100; two of them ran out).
+    vLLM's first snapshot is taken after CUDA and NCCL are up, so their memory is outside. After the
+    KV cache is allocated the sampler is warmed up with max_num_seqs rows: 14 bytes a logit (in 16
+    bits, float32, probabilities, random numbers; ``_dummy_sampler_run``), where the activations
+    were. But PyTorch keeps blocks of the profiling run in which something small still lies: up to
+    2.6 x the float32 logits after a first, compiling start, 0.5 x after later ones (47 public runs
+    with 0.19 on H100; two of them ran out).
     """
     if shape.backend == "cpu":
         return 0
@@ -196,7 +228,9 @@ def outside_budget(
 
 
 def forward_bytes(config: Config, shape: Shape) -> int:
-    """One layer on ``max_num_batched_tokens``: gate and up, their product, input, output and residual."""
+    """One layer on ``max_num_batched_tokens``: gate and up, their product, input, output and
+    residual.
+    """
     hidden = _hidden(config)
     inner = first_int(config, "intermediate_size", "ffn_dim", "n_inner") or 4 * hidden
     if expert_count(config):
@@ -207,7 +241,8 @@ def forward_bytes(config: Config, shape: Shape) -> int:
 
 
 def moe_workspace(config: Config, shape: Shape) -> int:
-    """Buffers of the fused expert kernels, which stay: tokens x experts per token x the widest of what passes.
+    """Buffers of the fused expert kernels, which stay: tokens x experts per token x the widest of
+    what passes.
 
     MXFP4 kernels (gpt-oss) bring none.
     """
@@ -222,7 +257,9 @@ def moe_workspace(config: Config, shape: Shape) -> int:
 
 
 def encoder_bytes(tower: Config, shape: Shape, items: int) -> int:
-    """One layer of the vision tower on the largest image: patches x (input, residual, output, and the MLP twice)."""
+    """One layer of the vision tower on the largest image: patches x (input, residual, output, and
+    the MLP twice).
+    """
     width = first_int(tower, "hidden_size", "embed_dim") or 1024
     inner = (first_int(tower, "intermediate_size") or 4 * width) // shape.tp
     merged = (first_int(tower, "spatial_merge_size") or 2) ** 2
@@ -232,8 +269,8 @@ def encoder_bytes(tower: Config, shape: Shape, items: int) -> int:
 def graph_sizes(config: Config, shape: Shape) -> tuple[int, int]:
     """How many batch sizes are captured in pieces, and how many whole (decode steps only).
 
-    Sizes are 1, 2, 4, every 8th to 256 and every 16th to the largest; the largest is twice a full decode step, at
-    most 512 (1024 for gpt-oss: vLLM's model_executor/models/config.py).
+    Sizes are 1, 2, 4, every 8th to 256 and every 16th to the largest; the largest is twice a full
+    decode step, at most 512 (1024 for gpt-oss: vLLM's model_executor/models/config.py).
 
     >>> from types import SimpleNamespace
     >>> graph_sizes({}, SimpleNamespace(max_num_seqs=1024, num_speculative_tokens=0, max_num_batched_tokens=8192))
@@ -250,7 +287,9 @@ def graph_sizes(config: Config, shape: Shape) -> tuple[int, int]:
 
 
 def cuda_graphs(config: Config, shape: Shape, layers: int, *, tower: bool) -> int:
-    """Until 0.20 a captured size cost memory for every kernel; since 0.21 about 1 MiB, the least a driver takes."""
+    """Until 0.20 a captured size cost memory for every kernel; since 0.21 about 1 MiB, the least a
+    driver takes.
+    """
     if shape.eager or shape.backend == "cpu":
         return 0
     sizes = sum(graph_sizes(config, shape))
@@ -288,7 +327,9 @@ def non_torch(shape: Shape, gpu_name: str | None) -> int:
 
 
 def late_collectives(shape: Shape, gpu_name: str | None) -> int:
-    """Channels that NCCL opens towards every other GPU once it runs: seen without NVLink, 1.37 GiB at TP 8."""
+    """Channels that NCCL opens towards every other GPU once it runs: seen without NVLink, 1.37 GiB
+    at TP 8.
+    """
     known = lookup(gpu_name)
     if shape.tp == 1 or known is None or known.nvlink:
         return 0

@@ -1,7 +1,9 @@
-"""The tensors that a checkpoint must hold, from config.json alone: for plans without weights or headers.
+"""The tensors that a checkpoint must hold, from config.json alone: for plans without weights or
+headers.
 
-Only the common decoder is known: attention (heads or MLA), gated MLP, experts, gated delta net, a vision tower.
-Whatever config.json does not name that way has no entry here, and the caller says what it assumed.
+Only the common decoder is known: attention (heads or MLA), gated MLP, experts, gated delta net, a
+vision tower. Whatever config.json does not name that way has no entry here, and the caller says
+what it assumed.
 """
 
 from __future__ import annotations
@@ -20,9 +22,21 @@ from specserve.memory.layers import head_geometry, is_mla, layer_kinds
 Entry = tuple[str, tuple[int, ...]]
 
 _UNGATED = {
-    "opt", "gpt2", "gpt_neox", "gptj", "falcon", "phi", "starcoder2", "bloom", "mpt", "nemotron", "nemotron_h",
-    "gpt_bigcode", "persimmon", "codegen",
-}  # fmt: skip
+    "opt",
+    "gpt2",
+    "gpt_neox",
+    "gptj",
+    "falcon",
+    "phi",
+    "starcoder2",
+    "bloom",
+    "mpt",
+    "nemotron",
+    "nemotron_h",
+    "gpt_bigcode",
+    "persimmon",
+    "codegen",
+}
 """Families whose MLP has two matrices instead of three."""
 
 
@@ -58,7 +72,9 @@ def of_config(whole: Mapping[str, Any], config: Config) -> dict[str, TensorFacts
 
 
 def _mtp(config: Config, hidden: int, layers: int) -> Iterator[Entry]:
-    """MTP modules as families name them: ``mtp.*``, or layers behind the model's own (num_nextn_predict_layers)."""
+    """MTP modules as families name them: ``mtp.*``, or layers behind the model's own
+    (num_nextn_predict_layers).
+    """
     behind = first_int(config, "mtp_num_hidden_layers") is None
     for index in range(
         min(first_int(config, "mtp_num_hidden_layers", "num_nextn_predict_layers") or 0, 64)
@@ -77,9 +93,9 @@ def _mtp(config: Config, hidden: int, layers: int) -> Iterator[Entry]:
 def _reaches_mtp(quantized: Mapping[str, Any], layers: int) -> bool:
     """Whether MTP modules are quantized, but for what the list of exceptions names.
 
-    Checkpoints that were released in FP8 are so in whole (DeepSeek, Qwen; public headers read 2026-11-30).
-    Quantizers that go through Transformers do not see MTP and copy it (vLLM #44333, AutoAWQ #736), unless their
-    list names parts of it, as GLM's does.
+    Checkpoints that were released in FP8 are so in whole (DeepSeek, Qwen; public headers read
+    2026-11-30). Quantizers that go through Transformers do not see MTP and copy it (vLLM #44333,
+    AutoAWQ #736), unless their list names parts of it, as GLM's does.
     """
     named = (re.search(r"mtp|\blayers\.(\d{1,6})\b", text) for text in _exceptions(quantized))
     return quantized.get("quant_method") == "fp8" or any(
@@ -109,7 +125,9 @@ def _layer(config: Config, hidden: int, index: int, kind: str) -> Iterator[Entry
 
 
 def _tower(whole: Mapping[str, Any], hidden: int) -> Iterator[Entry]:
-    """A vision transformer and its projector, by the usual names; nothing where config.json names none."""
+    """A vision transformer and its projector, by the usual names; nothing where config.json names
+    none.
+    """
     vision = whole.get("vision_config")
     if not isinstance(vision, Mapping):
         return
@@ -173,8 +191,13 @@ def _mla(config: Config, hidden: int) -> Iterator[Entry]:
 
 
 def _delta_net(config: Config, hidden: int) -> Iterator[Entry]:
-    names = ("linear_num_value_heads", "linear_num_key_heads", "linear_value_head_dim", "linear_key_head_dim",
-             "linear_conv_kernel_dim")  # fmt: skip
+    names = (
+        "linear_num_value_heads",
+        "linear_num_key_heads",
+        "linear_value_head_dim",
+        "linear_key_head_dim",
+        "linear_conv_kernel_dim",
+    )
     values, keys, value_dim, key_dim, taps = (first_int(config, name) or 1 for name in names)
     width = 2 * keys * key_dim + values * value_dim
     yield "linear_attn.in_proj_qkv.weight", (width, hidden)
@@ -209,7 +232,8 @@ def _experts(config: Config, hidden: int) -> Iterator[Entry]:
     yield "mlp.experts.gate_up_proj", (count, 2 * inner, hidden)
     yield "mlp.experts.down_proj", (count, hidden, inner)
     shared = first_int(config, "shared_expert_intermediate_size") or inner * (
-        first_int(config, "n_shared_experts") or int("llama4" in str(config.get("model_type"))))  # fmt: skip
+        first_int(config, "n_shared_experts") or int("llama4" in str(config.get("model_type")))
+    )
     if shared:
         yield from _mlp("mlp.shared_experts.", hidden, shared)
 
@@ -224,15 +248,21 @@ def _mlp(prefix: str, hidden: int, inner: int, *, gated: bool = True) -> Iterato
 def _stored(
     name: str, shape: tuple[int, ...], quantized: Mapping[str, Any]
 ) -> Iterator[tuple[str, TensorFacts]]:
-    """A tensor as a quantized checkpoint stores it: packed weight and scales; others in half precision."""
+    """A tensor as a quantized checkpoint stores it: packed weight and scales; others in half
+    precision.
+    """
     mxfp4, elements = str(quantized.get("quant_method")) == "mxfp4", prod(shape)
     bits, group = _bits(quantized)
     matrix = (
         len(shape) > 1 and ".layers." in name and not re.search(r"gate\.weight|conv|eh_proj", name)
     )
-    if not matrix or bits is None or name.startswith("vision") or _ignored(name, quantized) or (
-        mxfp4 and "experts." not in name
-    ):  # fmt: skip
+    if (
+        not matrix
+        or bits is None
+        or name.startswith("vision")
+        or _ignored(name, quantized)
+        or (mxfp4 and "experts." not in name)
+    ):
         yield name, TensorFacts("BF16", shape, elements * 2, "")
         return
     if mxfp4:
@@ -250,7 +280,8 @@ def _stored(
 
 
 def _ignored(name: str, quantized: Mapping[str, Any]) -> bool:
-    """Whether the quantization leaves a module alone: names of it or of what holds it, globs or ``re:`` patterns.
+    """Whether the quantization leaves a module alone: names of it or of what holds it, globs or
+    ``re:`` patterns.
 
     >>> _ignored("model.layers.3.self_attn.o_proj.weight", {"ignore": ["re:.*self_attn.*", "lm_head"]})
     True

@@ -1,7 +1,9 @@
-"""Where one tensor of a checkpoint goes: which pipeline stage, which fused parameter, which part of it on one GPU.
+"""Where one tensor of a checkpoint goes: which pipeline stage, which fused parameter, which part of
+it on one GPU.
 
-Names are those of the Hub's safetensors files. vLLM fuses q, k and v into one parameter, gate and up into another,
-all experts of a layer into two; parallel layers as in model_executor/layers/linear.py (read in 0.32, 2026-11-29).
+Names are those of the Hub's safetensors files. vLLM fuses q, k and v into one parameter, gate and
+up into another, all experts of a layer into two; parallel layers as in
+model_executor/layers/linear.py (read in 0.32, 2026-11-29).
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ _LAYER = re.compile(r"\.?(?:layers|h|blocks|block)\.(\d+)\.")
 _MTP = re.compile(r"(^|\.)mtp[._]")
 _TOWER = re.compile(
     r"(^|\.)(vision|visual|vit|image|audio|speech|multi_modal|multimodal|mm_|patch_|embed_vision|embed_audio|"
-    r"sound|aligner|code2wav|talker|token2wav)", re.IGNORECASE)  # fmt: skip
+    r"sound|aligner|code2wav|talker|token2wav)",
+    re.IGNORECASE,
+)
 _EMBEDDING = re.compile(
     r"(embed_tokens|wte|word_embeddings|embed_in|tok_embeddings|embeddings)\.weight$"
 )
@@ -31,15 +35,50 @@ _HEAD = re.compile(
 )
 _EXPERT = re.compile(r"\.experts\.(?:(\d+)\.)?(\w+)")
 _FUSED = {
-    "q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_up", "up_proj": "gate_up",
-    "w1": "gate_up", "w3": "gate_up", "in_proj_qkv": "in_proj", "in_proj_z": "in_proj",
-}  # fmt: skip
+    "q_proj": "qkv",
+    "k_proj": "qkv",
+    "v_proj": "qkv",
+    "gate_proj": "gate_up",
+    "up_proj": "gate_up",
+    "w1": "gate_up",
+    "w3": "gate_up",
+    "in_proj_qkv": "in_proj",
+    "in_proj_z": "in_proj",
+}
 _COLUMN = (
-    "q_proj", "k_proj", "v_proj", "qkv_proj", "qkv", "Wqkv", "query_key_value", "c_attn", "gate_proj", "up_proj",
-    "gate_up_proj", "w1", "w3", "fc1", "c_fc", "dense_h_to_4h", "q_b_proj", "kv_b_proj", "in_proj", "in_proj_qkv",
-    "in_proj_z", "in_proj_qkvz", "in_proj_b", "in_proj_a", "in_proj_ba", "conv1d", "A_log", "dt_bias", "D", "sinks",
-    "wq_b", "g_proj",
-)  # fmt: skip
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "qkv_proj",
+    "qkv",
+    "Wqkv",
+    "query_key_value",
+    "c_attn",
+    "gate_proj",
+    "up_proj",
+    "gate_up_proj",
+    "w1",
+    "w3",
+    "fc1",
+    "c_fc",
+    "dense_h_to_4h",
+    "q_b_proj",
+    "kv_b_proj",
+    "in_proj",
+    "in_proj_qkv",
+    "in_proj_z",
+    "in_proj_qkvz",
+    "in_proj_b",
+    "in_proj_a",
+    "in_proj_ba",
+    "conv1d",
+    "A_log",
+    "dt_bias",
+    "D",
+    "sinks",
+    "wq_b",
+    "g_proj",
+)
 _ROW = ("o_proj", "down_proj", "out_proj", "w2", "fc2", "dense", "dense_4h_to_h", "c_proj", "wo")
 
 
@@ -75,10 +114,13 @@ class Split:
     def of(cls, config: Config, *, tp: int, ep: int, replicate_tower: bool = False) -> Split:
         """From the language model's config."""
         return cls(
-            tp, ep, layer_count(config) or 0,
+            tp,
+            ep,
+            layer_count(config) or 0,
             0 if is_mla(config) else head_geometry(config)[0],
-            first_int(config, "num_experts", "n_routed_experts", "num_local_experts") or 1, replicate_tower,
-        )  # fmt: skip
+            first_int(config, "num_experts", "n_routed_experts", "num_local_experts") or 1,
+            replicate_tower,
+        )
 
 
 def place(name: str, shape: tuple[int, ...], split: Split) -> Place:
@@ -122,7 +164,9 @@ def place(name: str, shape: tuple[int, ...], split: Split) -> Place:
 
 @lru_cache(maxsize=8192)
 def _in_layer(rest: str, shape: tuple[int, ...], split: Split) -> tuple[str, Fraction, bool, bool]:
-    """Parameter, share, linear, expert of a tensor inside a layer; the same in every layer, hence the cache."""
+    """Parameter, share, linear, expert of a tensor inside a layer; the same in every layer, hence
+    the cache.
+    """
     attribute = rest.rsplit(".", 1)[-1]
     if expert := _EXPERT.search("." + rest):
         if split.ep > 1:
@@ -179,13 +223,16 @@ def _share(name: str, shape: tuple[int, ...], split: Split) -> Fraction:
 
 
 def _module(rest: str) -> tuple[str, str]:
-    """The path before the last module, and that module: 'mlp.gate_proj.weight' -> ('mlp', 'gate_proj')."""
+    """The path before the last module, and that module: 'mlp.gate_proj.weight' -> ('mlp',
+    'gate_proj').
+    """
     parts = rest.split(".")
     return ".".join(parts[:-2]), parts[-2] if len(parts) > 1 else ""
 
 
 def stages(layers: int, pp: int, given: tuple[int, ...] | None = None) -> list[int]:
-    """Layers of each pipeline stage: what is left over goes to the last but one, and on towards the front.
+    """Layers of each pipeline stage: what is left over goes to the last but one, and on towards the
+    front.
 
     ``given`` is VLLM_PP_LAYER_PARTITION.
 

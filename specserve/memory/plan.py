@@ -1,8 +1,10 @@
-"""The memory plan of a deployment: per GPU every term, what is left for the KV cache, and what that holds.
+"""The memory plan of a deployment: per GPU every term, what is left for the KV cache, and what that
+holds.
 
-Order of the arithmetic, as in vLLM's v1/worker/gpu_worker.py (determine_available_memory, read 2026-11-29):
-budget = utilization x what CUDA reports; KV cache = budget - weights - activation peak - non-torch
-(- estimated CUDA graphs since 0.21); blocks = KV cache // block bytes, and the smallest GPU decides.
+Order of the arithmetic, as in vLLM's v1/worker/gpu_worker.py (determine_available_memory, read
+2026-11-29): budget = utilization x what CUDA reports; KV cache = budget - weights - activation peak
+- non-torch (- estimated CUDA graphs since 0.21); blocks = KV cache // block bytes, and the smallest
+GPU decides.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ __all__ = ["Plan", "plan"]
 
 @dataclass(frozen=True)
 class _Parts:
-    """Both models: weights on one GPU, caching layers, what they were reckoned from, and what was assumed."""
+    """Both models: weights on one GPU, caching layers, what they were reckoned from, and what was
+    assumed.
+    """
 
     config: Config
     target: tuple[int, ...]
@@ -60,21 +64,32 @@ class _Gpu:
 
 
 def plan(
-    settings: Settings, target: ModelFacts, draft: ModelFacts | None = None, *,
-    devices: Sequence[Device] | None = None, engine_version: str | None = None, backend: shapes.Backend = "gpu",
-    free_ram_bytes: int | None = None, calibration: Calibration | None = None,
+    settings: Settings,
+    target: ModelFacts,
+    draft: ModelFacts | None = None,
+    *,
+    devices: Sequence[Device] | None = None,
+    engine_version: str | None = None,
+    backend: shapes.Backend = "gpu",
+    free_ram_bytes: int | None = None,
+    calibration: Calibration | None = None,
     constants: overhead.Constants = overhead.FITTED,
-) -> Plan:  # fmt: skip
-    """Plan the memory of a deployment. Pure: hardware comes from ``settings.hardware`` or ``devices``.
+) -> Plan:
+    """Plan the memory of a deployment. Pure: hardware comes from ``settings.hardware`` or
+    ``devices``.
 
-    ``free_ram_bytes`` is for the CPU backend; ``calibration`` replaces modelled terms by what an earlier start
-    measured for the same deployment.
+    ``free_ram_bytes`` is for the CPU backend; ``calibration`` replaces modelled terms by what an
+    earlier start measured for the same deployment.
     """
     gpus, found = _gpus(settings, devices, backend, free_ram_bytes)
     shape = shapes.resolve(
-        settings, target, backend=backend, engine_version=engine_version,
-        gpu_bytes=min((g.total for g in gpus if g.total is not None), default=None), gpu_name=gpus[0].name or "",
-    )  # fmt: skip
+        settings,
+        target,
+        backend=backend,
+        engine_version=engine_version,
+        gpu_bytes=min((g.total for g in gpus if g.total is not None), default=None),
+        gpu_name=gpus[0].name or "",
+    )
     parts = _parts(target, draft, shape)
     built = _stages(parts, shape, constants, gpus[0].name)
     planned = [_gpu_plan(gpu, n, built, shape, calibration) for n, gpu in enumerate(gpus)]
@@ -82,25 +97,41 @@ def plan(
     fullest = max(built, key=lambda s: s.target + s.draft + s.overhead.activation)
     limit = max(length, shapes.default_length(target, shape.accounting))
     return Plan(
-        backend=backend, shape=shape, capacity=capacity,
-        gpus=tuple(replace(g, kv_cache_tokens=None if found is None else capacity.kv_cache_tokens) for g in planned),
+        backend=backend,
+        shape=shape,
+        capacity=capacity,
+        gpus=tuple(
+            replace(g, kv_cache_tokens=None if found is None else capacity.kv_cache_tokens)
+            for g in planned
+        ),
         kv_bytes_per_token=max(s.cache.token_bytes(length) for s in built),
         without_draft=_without_draft(parts, shape, constants, gpus, calibration),
-        largest_max_model_len=min(built[g.stage].cache.longest(g.kv_cache_bytes or 0, limit) for g in planned),
+        largest_max_model_len=min(
+            built[g.stage].cache.longest(g.kv_cache_bytes or 0, limit) for g in planned
+        ),
         request_bytes=max(s.cache.request_bytes(length) for s in built),
         late_bytes=max(s.overhead.unprofiled_logits for s in built),
         terms=terms.of_stage(fullest, shape, parts.sources, max(g.used for g in gpus), calibration),
         confidence="measured" if calibration else "assumed" if parts.assumed else "modelled",
-        assumed=parts.assumed, gpu_name=gpus[0].name, gpus_found=found,
+        assumed=parts.assumed,
+        gpu_name=gpus[0].name,
+        gpus_found=found,
         target_format=shape.quantization or shapes.storage(target.config, shape),
-        draft_format=shapes.storage(draft.config, shape) if draft and shape.drafts_with_a_model else None,
+        draft_format=shapes.storage(draft.config, shape)
+        if draft and shape.drafts_with_a_model
+        else None,
         refusal=(refusal := _refusal(parts, planned, built, shape, found)),
-        possible_tp=_possible_tp(parts.config, shape, found) if refusal in ("gpu-count", "split") else None,
-    )  # fmt: skip
+        possible_tp=_possible_tp(parts.config, shape, found)
+        if refusal in ("gpu-count", "split")
+        else None,
+    )
 
 
 def _parts(target: ModelFacts, draft: ModelFacts | None, shape: shapes.Shape) -> _Parts:
-    """Both models. The draft sits on the last stage; the target's online quantization is not the draft's."""
+    """Both models.
+
+    The draft sits on the last stage; the target's online quantization is not the draft's.
+    """
     config = target.text_config
     main = weighing.of_model(
         target, shape, online=shape.quantization if shape.weight_format is None else None
@@ -127,8 +158,17 @@ def _parts(target: ModelFacts, draft: ModelFacts | None, shape: shapes.Shape) ->
         tower = vision
     else:
         tower = None
-    return _Parts(config, main.stage_bytes, weight, (main.source, source), model.layers, proposer.layers, tower,
-                  tuple(assumed), not cache_notes)  # fmt: skip
+    return _Parts(
+        config,
+        main.stage_bytes,
+        weight,
+        (main.source, source),
+        model.layers,
+        proposer.layers,
+        tower,
+        tuple(assumed),
+        not cache_notes,
+    )
 
 
 def _stages(
@@ -139,9 +179,15 @@ def _stages(
         layers = parts.layers[start : start + count] + (parts.proposer if i == end else ())
         start += count
         extra = overhead.of_stage(
-            parts.config, shape, constants, gpu_name=gpu_name, first=i == 0, last=i == end, layers=count,
+            parts.config,
+            shape,
+            constants,
+            gpu_name=gpu_name,
+            first=i == 0,
+            last=i == end,
+            layers=count,
             tower=parts.tower,
-        )  # fmt: skip
+        )
         if i == end:
             draft = parts.draft
         else:
@@ -151,9 +197,12 @@ def _stages(
 
 
 def _without_draft(
-    parts: _Parts, shape: shapes.Shape, constants: overhead.Constants, gpus: Sequence[_Gpu],
+    parts: _Parts,
+    shape: shapes.Shape,
+    constants: overhead.Constants,
+    gpus: Sequence[_Gpu],
     calibration: Calibration | None,
-) -> Capacity:  # fmt: skip
+) -> Capacity:
     """The same deployment serving the target alone."""
     alone = replace(shape, method=None, num_speculative_tokens=0)
     layers = cache_layers.of_target(parts.config, alone).layers  # a state is smaller without drafts
@@ -174,7 +223,10 @@ def _gpus(
     backend: shapes.Backend,
     free_ram: int | None,
 ) -> tuple[list[_Gpu], int | None]:
-    """The GPUs that the deployment gets, in order, and how many there are. What-if comes before what is there."""
+    """The GPUs that the deployment gets, in order, and how many there are.
+
+    What-if comes before what is there.
+    """
     model, hardware = settings.models.target_model, settings.hardware
     need = model.tensor_parallel_size * model.pipeline_parallel_size
     if backend == "cpu":
@@ -223,17 +275,33 @@ def _gpu_plan(
     if gpu.total is not None:  # never more than is free
         budget = min(math.ceil(gpu.total * shape.utilization), gpu.total - gpu.used)
     made = GpuPlan(
-        gpu.index, gpu.total, budget, stage.target, stage.draft, extra.activation, extra.cuda_graphs, extra.non_torch,
-        None, None, gpu.used, gpu.processes, at, shape.accounting.subtracts_graphs, extra.outside,
-    )  # fmt: skip
+        gpu.index,
+        gpu.total,
+        budget,
+        stage.target,
+        stage.draft,
+        extra.activation,
+        extra.cuda_graphs,
+        extra.non_torch,
+        None,
+        None,
+        gpu.used,
+        gpu.processes,
+        at,
+        shape.accounting.subtracts_graphs,
+        extra.outside,
+    )
     if shape.backend == "cpu":
         made = replace(made, activation_bytes=0, cuda_graph_bytes=0, non_torch_bytes=0)
     if calibration is not None:
         made = replace(
-            made, target_weights_bytes=max(0, calibration.weights_bytes - stage.draft), non_torch_bytes=0,
-            activation_bytes=calibration.overhead_bytes, cuda_graph_bytes=calibration.cuda_graph_bytes or 0,
+            made,
+            target_weights_bytes=max(0, calibration.weights_bytes - stage.draft),
+            non_torch_bytes=0,
+            activation_bytes=calibration.overhead_bytes,
+            cuda_graph_bytes=calibration.cuda_graph_bytes or 0,
             graphs_in_budget=False,
-        )  # fmt: skip
+        )
     if shape.kv_cache_bytes is not None:
         return replace(made, kv_cache_bytes=shape.kv_cache_bytes)
     if budget is None:
@@ -311,7 +379,9 @@ def _gpu_refusal(gpu: GpuPlan, stage: Stage, shape: shapes.Shape, *, known: bool
 
 
 def _first_engine_draft(pool: int, cache: kv_cache.CachePlan) -> int:
-    """The first engine gave the whole pool to the target; the draft's layers came on top, outside the budget."""
+    """The first engine gave the whole pool to the target; the draft's layers came on top, outside
+    the budget.
+    """
     draft = sum(layer.token_bytes for layer in cache.layers if layer.draft)
     target = sum(layer.token_bytes for layer in cache.layers if not layer.draft)
     if draft and target:

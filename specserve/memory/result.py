@@ -123,7 +123,9 @@ class Plan:
     request_bytes: int
     """One request of max_model_len on one GPU, in whole blocks."""
     late_bytes: int
-    """Draft logits that no profiling run sees: allocated by the first full step, outside the budget."""
+    """Draft logits that no profiling run sees: allocated by the first full step, outside the
+    budget.
+    """
     terms: tuple[Term, ...]
     confidence: Confidence
     assumed: tuple[str, ...]
@@ -136,11 +138,15 @@ class Plan:
     """None when none is known."""
     refusal: Refusal | None
     possible_tp: int | None = None
-    """Where TP is refused: the largest below it that the model and the GPUs there are can have, if any."""
+    """Where TP is refused: the largest below it that the model and the GPUs there are can have, if
+    any.
+    """
 
     @property
     def fits(self) -> bool | None:
-        """Whether the engine would start and hold one request; None when there is no GPU to plan for."""
+        """Whether the engine would start and hold one request;
+        None when there is no GPU to plan for.
+        """
         if self.refusal or self.gpus_found is not None:
             return self.refusal is None
         return None
@@ -157,7 +163,9 @@ class Plan:
 
     @property
     def proposer(self) -> str | None:
-        """What proposes, in words: the draft, or a method that has no weights; None without speculation."""
+        """What proposes, in words: the draft, or a method that has no weights;
+        None without speculation.
+        """
         if self.shape.drafts_with_a_model:
             return "the draft"
         return self.method
@@ -171,13 +179,24 @@ class Plan:
         """The JSON contract: bytes as integers."""
         alone = self.without_draft
         return {
-            "fits": self.fits, "backend": self.backend, "gpu_name": self.gpu_name,
-            "gpus": [g.as_dict() for g in self.gpus], "kv_bytes_per_token": self.kv_bytes_per_token,
-            "max_concurrency": {"tokens": self.max_model_len, "requests": round(self.capacity.requests, 2)},
-            "without_draft": {"kv_cache_tokens": alone.kv_cache_tokens, "requests": round(alone.requests, 2)},
-            "largest_max_model_len": self.largest_max_model_len, "terms": [vars(t) for t in self.terms],
-            "confidence": self.confidence, "assumed": list(self.assumed),
-        }  # fmt: skip
+            "fits": self.fits,
+            "backend": self.backend,
+            "gpu_name": self.gpu_name,
+            "gpus": [g.as_dict() for g in self.gpus],
+            "kv_bytes_per_token": self.kv_bytes_per_token,
+            "max_concurrency": {
+                "tokens": self.max_model_len,
+                "requests": round(self.capacity.requests, 2),
+            },
+            "without_draft": {
+                "kv_cache_tokens": alone.kv_cache_tokens,
+                "requests": round(alone.requests, 2),
+            },
+            "largest_max_model_len": self.largest_max_model_len,
+            "terms": [vars(t) for t in self.terms],
+            "confidence": self.confidence,
+            "assumed": list(self.assumed),
+        }
 
 
 @dataclass(frozen=True)

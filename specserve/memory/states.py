@@ -1,4 +1,5 @@
-"""The recurrent state of one sequence, by family: gated delta net, Kimi delta attention, Mamba, short convolution.
+"""The recurrent state of one sequence, by family: gated delta net, Kimi delta attention, Mamba,
+short convolution.
 
 Shapes as in vLLM's model_executor/layers/mamba/mamba_utils.py (read in 0.32, 2026-11-29).
 """
@@ -27,7 +28,9 @@ class _Layout:
 
 
 def state_bytes(config: Config, shape: Shape) -> int | None:
-    """The recurrent state of one sequence in one layer on one GPU; None for a layout not known here."""
+    """The recurrent state of one sequence in one layer on one GPU;
+    None for a layout not known here.
+    """
     layout = next(_layouts(config, shape.tp), None)
     if layout is None:
         return None
@@ -78,8 +81,12 @@ def _layouts(config: Config, tp: int) -> Iterator[_Layout]:
             number("n_groups", "mamba_n_groups") or 1,
         )
         groups += 0 if groups % tp == 0 else tp - groups
-        yield _Layout((heads * dim + 2 * groups * size) // tp, number("conv_kernel", "mamba_d_conv") or 4,
-                      heads // tp * dim * size, 4 if config.get("model_type") == "nemotron_h" else None)  # fmt: skip
+        yield _Layout(
+            (heads * dim + 2 * groups * size) // tp,
+            number("conv_kernel", "mamba_d_conv") or 4,
+            heads // tp * dim * size,
+            4 if config.get("model_type") == "nemotron_h" else None,
+        )
     expand, size, hidden = (
         number("mamba_expand"),
         number("mamba_d_state", "state_size"),

@@ -22,18 +22,30 @@ def of_stage(
     other: int,
     calibration: Calibration | None,
 ) -> tuple[Term, ...]:
-    """The terms of the fullest stage, in the order of the sum. ``sources``: of the target's weights and the draft's."""
+    """The terms of the fullest stage, in the order of the sum.
+
+    ``sources``: of the target's weights and the draft's.
+    """
     cache, extra, length, rows = stage.cache, stage.overhead, shape.max_model_len, logit_rows(shape)
     place = f"TP {shape.tp}" + (f", the fullest of {shape.pp} stages" if shape.pp > 1 else "")
     blocks = " + ".join(
         f"{g.blocks(length, shape)} ({g.layer.kind}, {g.layers} layers)" for g in cache.groups
     )
     terms = [
-        Term("target_weights", stage.target, f"tensors as loaded, {place}, rounded as PyTorch allocates", sources[0]),
+        Term(
+            "target_weights",
+            stage.target,
+            f"tensors as loaded, {place}, rounded as PyTorch allocates",
+            sources[0],
+        ),
         Term("draft_weights", stage.draft, f"tensors as loaded, TP {shape.draft_tp}", sources[1]),
-        Term("kv_cache_per_request", cache.request_bytes(length), f"{cache.block_bytes} bytes x blocks: {blocks or 0}",
-             "vLLM v1/core/kv_cache_utils.py"),
-    ]  # fmt: skip
+        Term(
+            "kv_cache_per_request",
+            cache.request_bytes(length),
+            f"{cache.block_bytes} bytes x blocks: {blocks or 0}",
+            "vLLM v1/core/kv_cache_utils.py",
+        ),
+    ]
     if calibration is not None:
         terms.append(
             Term("overhead", calibration.overhead_bytes, "budget - weights - KV cache", "measured")

@@ -84,8 +84,8 @@ def grid(
 ) -> list[Cell]:
     """What if: context from a quarter to double, draft on and off, more and less of the GPU.
 
-    ``replan`` plans again with a max_model_len, the draft or not, and a utilization, one of ``shares``; ``limit`` is
-    the model's own context.
+    ``replan`` plans again with a max_model_len, the draft or not, and a utilization, one of
+    ``shares``; ``limit`` is the model's own context.
     """
     lengths = sorted(
         {max(1, length // 4), max(1, length // 2), length, max(length, min(length * 2, limit))}
@@ -98,7 +98,9 @@ def grid(
 
 
 def render_grid(cells: Sequence[Cell]) -> str:
-    """Requests at once by context and utilization, in the order of :func:`grid`; a dash where it does not fit."""
+    """Requests at once by context and utilization, in the order of :func:`grid`; a dash where it
+    does not fit.
+    """
     lines = [
         (key, list(row)) for key, row in groupby(cells, key=lambda c: (c.max_model_len, c.draft))
     ]

@@ -1,8 +1,8 @@
 """Bytes of a model's weights on each GPU, from the headers of its checkpoint.
 
-What vLLM logs as "Model loading took" is what PyTorch's allocator handed out, so parameters are fused first and
-then rounded as the allocator does (c10/cuda/CUDACachingAllocator: large blocks in steps of 2 MiB, a rest of more
-than 1 MiB is given back; read 2026-11-29).
+What vLLM logs as "Model loading took" is what PyTorch's allocator handed out, so parameters are
+fused first and then rounded as the allocator does (c10/cuda/CUDACachingAllocator: large blocks in
+steps of 2 MiB, a rest of more than 1 MiB is given back; read 2026-11-29).
 """
 
 from __future__ import annotations
@@ -27,10 +27,22 @@ _KEPT_FLOAT32 = re.compile(
     r"A_log|dt_bias|(^|\.)D$|correction_bias|scale|absmax|quant_map|code|zero_point|nested_|\.bias_"
 )
 ONLINE_BITS: Mapping[str, float] = {
-    "fp8": 8, "fp8_per_tensor": 8, "fp8_per_block": 8, "fp8_per_channel": 8, "ptpc_fp8": 8, "experts_int8": 8,
-    "int8": 8, "mxfp8": 8.25, "bitsandbytes": 4.5, "mxfp4": 4.25, "nvfp4": 4.5, "int8_per_channel": 8,
-}  # fmt: skip
-"""Bits per weight of linear layers that vLLM quantizes while loading; embeddings and LM head keep their dtype."""
+    "fp8": 8,
+    "fp8_per_tensor": 8,
+    "fp8_per_block": 8,
+    "fp8_per_channel": 8,
+    "ptpc_fp8": 8,
+    "experts_int8": 8,
+    "int8": 8,
+    "mxfp8": 8.25,
+    "bitsandbytes": 4.5,
+    "mxfp4": 4.25,
+    "nvfp4": 4.5,
+    "int8_per_channel": 8,
+}
+"""Bits per weight of linear layers that vLLM quantizes while loading; embeddings and LM head keep
+their dtype.
+"""
 
 
 @dataclass(frozen=True)
@@ -39,7 +51,8 @@ class Weights:
 
     stage_bytes: tuple[int, ...]
     source: str
-    """What they were reckoned from: tensor headers, the index's total size, or config.json alone."""
+    """What they were reckoned from: tensor headers, the index's total size, or config.json alone.
+    """
     mtp_bytes: int = 0
     """The MTP module inside the checkpoint, on one GPU; not in ``stage_bytes``."""
     assumed: tuple[str, ...] = ()
@@ -48,7 +61,10 @@ class Weights:
 def of_model(
     facts: ModelFacts, shape: Shape, *, tp: int | None = None, online: str | None = None
 ) -> Weights:
-    """Weights of one model under a deployment. ``tp`` is given for a draft, which is never cut into stages."""
+    """Weights of one model under a deployment.
+
+    ``tp`` is given for a draft, which is never cut into stages.
+    """
     config, pp, total = facts.text_config, 1 if tp is not None else shape.pp, facts.total_size_bytes
     if tp is None:
         tp = shape.tp
@@ -134,7 +150,9 @@ def _stages_of(where: Place, counts: list[int], tied: bool) -> set[int]:
 def loaded_bytes(
     name: str, tensor: TensorFacts, where: Place, dtype_bytes: int, online: str | None
 ) -> float:
-    """Bytes of a whole tensor once loaded: floats in the model's dtype, packed and scale tensors as stored."""
+    """Bytes of a whole tensor once loaded: floats in the model's dtype, packed and scale tensors as
+    stored.
+    """
     if tensor.dtype not in _FLOATS:
         return tensor.nbytes
     elements = tensor.nbytes * 8 // DTYPE_BITS[tensor.dtype]
@@ -163,7 +181,9 @@ def allocated(nbytes: int) -> int:
 
 
 def runtime_copies(config: Config, tp: int, counts: list[int], shape: Shape) -> list[int]:
-    """What loading adds to the checkpoint's own tensors, for each stage: rope tables, MLA's absorbed matrices."""
+    """What loading adds to the checkpoint's own tensors, for each stage: rope tables, MLA's
+    absorbed matrices.
+    """
     rope = rope_table_bytes(config, shape)
     absorbed = 0
     if is_mla(config):
@@ -176,7 +196,9 @@ def runtime_copies(config: Config, tp: int, counts: list[int], shape: Shape) -> 
 
 
 def rope_table_bytes(config: Config, shape: Shape) -> int:
-    """Cosines and sines of every position, kept once in the model's dtype; linear scaling makes the table longer."""
+    """Cosines and sines of every position, kept once in the model's dtype; linear scaling makes the
+    table longer.
+    """
     positions = max(first_int(config, "max_position_embeddings") or 0, shape.max_model_len)
     partial = config.get("partial_rotary_factor")
     dim = first_int(config, "qk_rope_head_dim") or head_geometry(config)[1]
@@ -191,7 +213,8 @@ def rope_table_bytes(config: Config, shape: Shape) -> int:
 
 
 def _mxfp4_padding(config: Config, tp: int, shape: Shape) -> float:
-    """MXFP4 experts are padded for the kernel: hidden size to 256, one GPU's intermediate size to 128.
+    """MXFP4 experts are padded for the kernel: hidden size to 256, one GPU's intermediate size to
+    128.
 
     Up to 0.11 only the intermediate size was, to 256.
     """

@@ -214,8 +214,9 @@ def _vocabulary(target: ModelFacts, head: Head, *, pruned: bool) -> Iterator[Fin
     rows = (head.number("draft_vocab_size") or theirs) if pruned else theirs
     lm_head, embed = head.tensor("lm_head.weight"), head.tensor("embed_tokens.weight")
     for tensor, wanted, key in (
-        (lm_head, rows, "draft_vocab_size" if pruned else "vocab_size"), (embed, theirs, "vocab_size"),
-    ):  # fmt: skip
+        (lm_head, rows, "draft_vocab_size" if pruned else "vocab_size"),
+        (embed, theirs, "vocab_size"),
+    ):
         if tensor is not None and wanted is not None and tensor.shape[:1] != (wanted,):
             name = "lm_head.weight" if tensor is lm_head else "embed_tokens.weight"
             message = f"{name} in {tensor.file} has {tensor.shape[0] if tensor.shape else 0} rows, {key} is {wanted}"

@@ -15,9 +15,16 @@ DRAFT = "models.draft_model.path"
 SMALLEST, LARGEST = 1 / 50, 1 / 4
 """Bytes of draft weights per byte of target weights outside which a pair rarely pays."""
 _LENGTH_KEYS = (
-    "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "max_target_positions",
-    "max_sequence_length", "max_seq_length", "seq_len",
-)  # fmt: skip
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "model_max_length",
+    "max_target_positions",
+    "max_sequence_length",
+    "max_seq_length",
+    "seq_len",
+)
 _ALREADY_SCALED = (
     "su",
     "longrope",

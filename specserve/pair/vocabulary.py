@@ -78,16 +78,24 @@ def compare(target: Tokenizer, draft: Tokenizer) -> Comparison:
         return Comparison(target.size, draft.size, same_file=True)
     ordinary, count = _ordinary(target, draft)
     rules = tuple(
-        part for part in target.rules if part in draft.rules and target.rules[part] != draft.rules[part]
-    )  # fmt: skip
+        part
+        for part in target.rules
+        if part in draft.rules and target.rules[part] != draft.rules[part]
+    )
     same_rules = target.kind == draft.kind and bool(target.rules) and not rules
     needless = count or same_rules  # the sample would only repeat what the maps already say
     differs_at, not_encoded = (None, None) if needless else _sample(target, draft)
     return Comparison(
-        target.size, draft.size, same_file=False, ordinary_differences=tuple(ordinary),
-        ordinary_difference_count=count, added_differences=_added(target, draft), rule_differences=rules,
-        sample_differs_at=differs_at, not_encoded=not_encoded,
-    )  # fmt: skip
+        target.size,
+        draft.size,
+        same_file=False,
+        ordinary_differences=tuple(ordinary),
+        ordinary_difference_count=count,
+        added_differences=_added(target, draft),
+        rule_differences=rules,
+        sample_differs_at=differs_at,
+        not_encoded=not_encoded,
+    )
 
 
 def _ordinary(

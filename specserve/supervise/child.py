@@ -1,8 +1,8 @@
 """One engine process with all its descendants. The only home of Popen.
 
-The child leads a session of its own, so everything it spawns can be found and ended also when the leader has gone:
-a surviving EngineCore would hold the GPU memory. stdout and stderr share one pipe, drained by one thread, so a
-talkative child never blocks on a full pipe.
+The child leads a session of its own, so everything it spawns can be found and ended also when the
+leader has gone: a surviving EngineCore would hold the GPU memory. stdout and stderr share one pipe,
+drained by one thread, so a talkative child never blocks on a full pipe.
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ class Tail:
 
 
 def session_members(session: int) -> tuple[int, ...]:
-    """Living processes of a session, by pid. Zombies hold neither port nor memory and do not count."""
+    """Living processes of a session, by pid.
+
+    Zombies hold neither port nor memory and do not count.
+    """
     found = []
     for pid in psutil.pids():
         try:
@@ -66,8 +69,8 @@ def session_members(session: int) -> tuple[int, ...]:
 def kill_session(session: int, *, timeout: float) -> tuple[int, ...]:
     """KILL every member and wait until they are gone; answers who is still there after the time.
 
-    Python's resource trackers are left for a moment: they end by themselves when their program has gone, and
-    delete its shared memory, which would otherwise fill /dev/shm kill by kill.
+    Python's resource trackers are left for a moment: they end by themselves when their program has
+    gone, and delete its shared memory, which would otherwise fill /dev/shm kill by kill.
     """
     now = time.monotonic()
     end, trackers_end = now + timeout, now + TRACKER_SECONDS
@@ -85,7 +88,9 @@ def kill_session(session: int, *, timeout: float) -> tuple[int, ...]:
 
 
 def _reap(pids: Iterable[int]) -> None:
-    """As process 1 of a container, specserve inherits orphans: without this each would stay a zombie."""
+    """As process 1 of a container, specserve inherits orphans: without this each would stay a
+    zombie.
+    """
     for pid in pids:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
@@ -129,13 +134,16 @@ class Child:
         return self._tail.lines()
 
     def terminate(self) -> None:
-        """TERM to the leader alone: vLLM's API server drains and then ends its own processes, while its
-        workers answer TERM by exiting in the middle of a request (``WorkerProc.worker_main``, vLLM 0.32)."""
+        """TERM to the leader alone: vLLM's API server drains and then ends its own processes, while
+        its workers answer TERM by exiting in the middle of a request (``WorkerProc.worker_main``,
+        vLLM 0.32)."""
         if self.poll() is None:
             self._process.send_signal(signal.SIGTERM)
 
     def kill(self, *, timeout: float = 10.0) -> tuple[int, ...]:
-        """KILL the whole session, leader or not; answers the pids that outlived it (a process in a driver call)."""
+        """KILL the whole session, leader or not; answers the pids that outlived it (a process in a
+        driver call).
+        """
         left = kill_session(self.pid, timeout=timeout)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=1.0)
@@ -143,7 +151,10 @@ class Child:
         return left
 
     def finish(self, *, linger: float = 1.0) -> tuple[int, ...]:
-        """After the leader's end: give descendants a moment to follow, then KILL the rest. Answers the killed."""
+        """After the leader's end: give descendants a moment to follow, then KILL the rest.
+
+        Answers the killed.
+        """
         end = time.monotonic() + linger
         while (members := session_members(self.pid)) and time.monotonic() < end:
             time.sleep(0.02)

@@ -1,7 +1,8 @@
 """What an earlier run left behind: engines whose specserve is gone, and whoever holds our port.
 
-Each run keeps a small record of its engine. A record whose supervisor is gone, but whose engine's session still has
-living processes, is a leftover. Pids are compared together with start times, because pids come again.
+Each run keeps a small record of its engine. A record whose supervisor is gone, but whose engine's
+session still has living processes, is a leftover. Pids are compared together with start times,
+because pids come again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from specserve.files import read_small, write_whole
 from specserve.supervise.child import kill_session, session_members
 
 CLOCK_SLACK_SECONDS = 2.0
-"""psutil derives start times from the boot time, which shifts a little when the clock is corrected."""
+"""psutil derives start times from the boot time, which shifts a little when the clock is corrected.
+"""
 COMMAND_CHARACTERS = 160
 
 
@@ -40,11 +42,12 @@ class Folders:
 
 
 def folders(environ: Mapping[str, str]) -> Folders:
-    """``$XDG_STATE_HOME/specserve`` and ``run`` in it, by default under ``~/.local/state``; where that cannot be
-    written, ``specserve-UID`` in the temp folder for both.
+    """``$XDG_STATE_HOME/specserve`` and ``run`` in it, by default under ``~/.local/state``; where
+    that cannot be written, ``specserve-UID`` in the temp folder for both.
 
-    Not ``$XDG_RUNTIME_DIR``: a service and a login of the same user have different ones and would not see each
-    other's engines. The temp folder comes last because cleaners empty it under a long run.
+    Not ``$XDG_RUNTIME_DIR``: a service and a login of the same user have different ones and would
+    not see each other's engines. The temp folder comes last because cleaners empty it under a long
+    run.
     """
     root = None
     if environ.get("XDG_STATE_HOME"):
@@ -64,8 +67,8 @@ def _writable(folder: Path) -> bool:
 
 
 def make_private(folder: Path) -> None:
-    """Make it, for its owner alone. Raises ConfigError when somebody else owns it: the temp folder is everybody's,
-    and what lies in ours decides which processes ``--reap`` ends."""
+    """Make it, for its owner alone. Raises ConfigError when somebody else owns it: the temp folder
+    is everybody's, and what lies in ours decides which processes ``--reap`` ends."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         facts = folder.lstat()
@@ -87,7 +90,10 @@ def make_private(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Record:
-    """One engine that was started. Start times are seconds since the epoch, as psutil gives them."""
+    """One engine that was started.
+
+    Start times are seconds since the epoch, as psutil gives them.
+    """
 
     session: int
     """Pid of the engine's first process, which is also its session."""
@@ -107,7 +113,10 @@ class Record:
 
 
 def forget(record: Path) -> None:
-    """Delete it. Where the folder has become read-only it stays: an engine that is gone cannot be mistaken."""
+    """Delete it.
+
+    Where the folder has become read-only it stays: an engine that is gone cannot be mistaken.
+    """
     with suppress(OSError):
         record.unlink()
 
@@ -154,7 +163,10 @@ def record_of(session: int, *, port: int, log: str) -> Record:
 
 
 def find(folder: Path) -> list[Leftover]:
-    """Every leftover of this folder's records. Records of engines that are gone are deleted on the way."""
+    """Every leftover of this folder's records.
+
+    Records of engines that are gone are deleted on the way.
+    """
     found = []
     for path, record in _records(folder):
         if record.host != socket.gethostname() or _same(
@@ -170,10 +182,12 @@ def find(folder: Path) -> list[Leftover]:
 
 
 def require_clean(folder: Path, ports: Mapping[str, tuple[str, int]], *, reap: bool) -> list[str]:
-    """Refuse to start beside leftovers or on a taken port, or with ``reap`` end the leftovers first.
+    """Refuse to start beside leftovers or on a taken port, or with ``reap`` end the leftovers
+    first.
 
-    ``ports``: key of the config file -> host and port. Answers what was reaped, in sentences. Raises
-    EngineStartError, naming every process. A process that is not a leftover of ours is never ended.
+    ``ports``: key of the config file -> host and port. Answers what was reaped, in sentences.
+    Raises EngineStartError, naming every process. A process that is not a leftover of ours is never
+    ended.
     """
     notes, problems = [], []
     for leftover in find(folder):
@@ -267,7 +281,10 @@ def _same(pid: int, started: float) -> bool:
 
 
 def _members(record: Record) -> tuple[int, ...]:
-    """Living processes of the recorded session. A session whose leader is another process is another session."""
+    """Living processes of the recorded session.
+
+    A session whose leader is another process is another session.
+    """
     leader = started_at(record.session)
     if leader is not None and abs(leader - record.session_started) > CLOCK_SLACK_SECONDS:
         return ()

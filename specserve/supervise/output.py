@@ -13,7 +13,8 @@ from specserve.errors import ConfigError
 from specserve.log import Redactor
 
 LOG_BYTES = 10 * 1024**2
-"""Size at which the file starts anew, keeping one older file: the runtime folder is often memory."""
+"""Size at which the file starts anew, keeping one older file: the runtime folder is often memory.
+"""
 
 _log = logging.getLogger("specserve.engine")
 _TROUBLE = re.compile(
@@ -24,7 +25,10 @@ REMEMBERED = 1000
 
 
 class EngineLog:
-    """The engine's output as a file, secrets redacted. A disk that fills up does not stop the engine."""
+    """The engine's output as a file, secrets redacted.
+
+    A disk that fills up does not stop the engine.
+    """
 
     def __init__(self, path: Path, secrets: Sequence[str] = ()) -> None:
         try:
@@ -62,14 +66,16 @@ class _Quiet(RotatingFileHandler):
 
 
 class Troubles:
-    """Warnings and errors in the output, each message once: every process of the engine repeats its parent's."""
+    """Warnings and errors in the output, each message once: every process of the engine repeats its
+    parent's.
+    """
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
 
     def of(self, line: str) -> str | None:
-        """The line as it is to be shown, without process, time and place; empty for a repetition, None for a line
-        that is no warning.
+        """The line as it is to be shown, without process, time and place; empty for a repetition,
+        None for a line that is no warning.
 
         >>> troubles = Troubles()
         >>> troubles.of("(EngineCore pid=7) WARNING 11-29 22:00:00 [x.py:1] slow")

@@ -1,4 +1,7 @@
-"""When an engine is ready, and when it is dead although its process lives. Asked by the supervisor."""
+"""When an engine is ready, and when it is dead although its process lives.
+
+Asked by the supervisor.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ COMPLETION_SECONDS = 60.0
 
 
 class Readiness:
-    """Ready = /health answers, the served name is listed, and a completion returned a token. Then the canary."""
+    """Ready = /health answers, the served name is listed, and a completion returned a token.
+
+    Then the canary.
+    """
 
     def __init__(
         self, client: EngineClient, model: str, canary: Callable[[], Failed | None]
@@ -54,8 +60,8 @@ class Readiness:
         return self._canary() or Ready()
 
     def check_alive(self) -> Event | None:
-        """vLLM answers /health with 503 once its engine core is dead, seconds before its API process ends. Silence is
-        no proof: a busy engine may be slow."""
+        """vLLM answers /health with 503 once its engine core is dead, seconds before its API
+        process ends. Silence is no proof: a busy engine may be slow."""
         try:
             alive = self._client.health(timeout=HEALTH_SECONDS)
         except EngineError:

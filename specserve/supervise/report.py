@@ -1,4 +1,7 @@
-"""What a launch tells while it runs, and whom. Printing is the business of whoever gives the callables."""
+"""What a launch tells while it runs, and whom.
+
+Printing is the business of whoever gives the callables.
+"""
 
 from __future__ import annotations
 

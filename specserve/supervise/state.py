@@ -1,7 +1,8 @@
-"""The life of one supervised engine, as a pure function: machine + event + time -> machine, action, reason.
+"""The life of one supervised engine, as a pure function: machine + event + time -> machine, action,
+reason.
 
-stopped -> starting -> running -> stopping -> stopped, with two side roads: backoff (a restart is due) and fatal.
-Time is monotonic seconds and always an argument.
+stopped -> starting -> running -> stopping -> stopped, with two side roads: backoff (a restart is
+due) and fatal. Time is monotonic seconds and always an argument.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ class Ready:
 
 @dataclass(frozen=True)
 class Failed:
-    """The process lives but cannot serve: refused by the canary, or dead inside. ``retry`` False is final."""
+    """The process lives but cannot serve: refused by the canary, or dead inside.
+
+    ``retry`` False is final.
+    """
 
     cause: str
     retry: bool = True
@@ -226,8 +230,8 @@ def _stop(m: Machine, event: Stop, now: float, limits: Limits) -> Transition:
 
 
 def _hurry(m: Machine, event: Stop, now: float) -> Transition:
-    """A stop signal while stopping. After a failure it is the first one: unless it says at once, it only cancels the
-    restart."""
+    """A stop signal while stopping. After a failure it is the first one: unless it says at once, it
+    only cancels the restart."""
     again = m.stop_signal is not None
     if again and m.killed:
         return Transition(m)

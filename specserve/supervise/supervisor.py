@@ -1,9 +1,10 @@
-"""The loop: wait for a signal or a tick, poll the child, ask whether it serves, advance the machine, act.
+"""The loop: wait for a signal or a tick, poll the child, ask whether it serves, advance the
+machine, act.
 
 Signal handlers only put the number on a queue; everything else happens in the loop. A blocked
-``SimpleQueue.get`` returns at once when a handler puts something, which waiting on an Event does not. Nothing waits
-without an end: a thread that is just starting another may be given the signal, Python runs the handler in the main
-thread only, and does not wake it for that.
+``SimpleQueue.get`` returns at once when a handler puts something, which waiting on an Event does
+not. Nothing waits without an end: a thread that is just starting another may be given the signal,
+Python runs the handler in the main thread only, and does not wake it for that.
 """
 
 from __future__ import annotations
@@ -78,7 +79,10 @@ class Supervisor:
         self._queue: queue.SimpleQueue[int | _Answer] = queue.SimpleQueue()
 
     def run(self) -> Machine:
-        """From start to end; answers the machine in its last state. Whatever happens, no process stays behind."""
+        """From start to end; answers the machine in its last state.
+
+        Whatever happens, no process stays behind.
+        """
         with captured_signals(self._queue):
             try:
                 self._apply(state.Start())
@@ -183,7 +187,8 @@ class Supervisor:
 def captured_signals(into: queue.SimpleQueue[Any]) -> Iterator[None]:
     """Put the stop signals on a queue; afterwards the previous handlers are back.
 
-    A handler must not log, print or take a lock: it may run between any two instructions of the main thread.
+    A handler must not log, print or take a lock: it may run between any two instructions of the
+    main thread.
     """
 
     def handler(number: int, _frame: FrameType | None) -> None:

@@ -1,4 +1,6 @@
-"""How a run ended: the machine's last state and the engine's last words become nothing, or the right exception."""
+"""How a run ended: the machine's last state and the engine's last words become nothing, or the
+right exception.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,3 @@
-"""The canary that finds corrupted answers: what is asked, against which reference, and how it is judged."""
+"""The canary that finds corrupted answers: what is asked, against which reference, and how it is
+judged.
+"""

@@ -1,8 +1,9 @@
-"""Whether text made under speculation is the target's own. Pure: tokens and scores in, a reason or None out.
+"""Whether text made under speculation is the target's own. Pure: tokens and scores in, a reason or
+None out.
 
-The reference is the same server: a completion of one token is never drafted, so asking for one token after each
-prefix of a text says what the target would have written there. Equality of strings is no test: two correct
-runs part at the first near-tie (vllm-project/vllm#7627, #26679).
+The reference is the same server: a completion of one token is never drafted, so asking for one
+token after each prefix of a text says what the target would have written there. Equality of strings
+is no test: two correct runs part at the first near-tie (vllm-project/vllm#7627, #26679).
 """
 
 from __future__ import annotations
@@ -30,15 +31,19 @@ class Judged:
     greedy: tuple[int, ...]
     """The target's first choice after the same prefix."""
     sampled: tuple[int, ...] = ()
-    """A token sampled without drafts after the same prefix, with the same settings; empty for a greedy text."""
+    """A token sampled without drafts after the same prefix, with the same settings; empty for a
+    greedy text.
+    """
 
 
 def disagreement(texts: Sequence[Judged]) -> float:
-    """The probability that a correct sampler agrees with the first choices as rarely as the drafted texts do.
+    """The probability that a correct sampler agrees with the first choices as rarely as the drafted
+    texts do.
 
-    After each prefix, drafted and undrafted token come from one distribution when the sampler is right, so where
-    only one of the two is the first choice, it is a fair coin which (McNemar's exact test, one-sided). It needs no
-    calibration: a model with flat distributions, however weak, gives a large value.
+    After each prefix, drafted and undrafted token come from one distribution when the sampler is
+    right, so where only one of the two is the first choice, it is a fair coin which (McNemar's
+    exact test, one-sided). It needs no calibration: a model with flat distributions, however weak,
+    gives a large value.
 
     >>> broken = Judged(drafted=(9,) * 20, greedy=(1,) * 20, sampled=(1,) * 20)
     >>> disagreement([broken]), disagreement([Judged((1,), (1,), (1,))])
@@ -91,7 +96,9 @@ def greedy_reason(gaps: Sequence[float]) -> str | None:
 def gaps(
     tokens: Sequence[int], scores: Sequence[Mapping[str, Mapping[str, Any]] | None]
 ) -> list[float]:
-    """Distance of each token to the best one in nats, from vLLM's ``prompt_logprobs`` at the same places."""
+    """Distance of each token to the best one in nats, from vLLM's ``prompt_logprobs`` at the same
+    places.
+    """
     rows = [
         (str(token), row)
         for token, row in zip(tokens, scores, strict=True)
@@ -106,7 +113,8 @@ def gaps(
 def collapse_reason(
     greedy_position0: float | None, sampled_position0: float | None, sampled_drafts: float
 ) -> str | None:
-    """Without tokens to compare: drafts that the greedy text accepts and a cool sampled text never does.
+    """Without tokens to compare: drafts that the greedy text accepts and a cool sampled text never
+    does.
 
     >>> collapse_reason(0.9, 0.01, 40)
     'acceptance at position 0 falls from 90.0 % in greedy text to 1.0 % in sampled text'
@@ -137,7 +145,8 @@ def unprintable_reason(text: str) -> str | None:
 
 
 def looping(text: str) -> str | None:
-    """The character or short piece that a whole text repeats, six times at least; None for a text that goes on.
+    """The character or short piece that a whole text repeats, six times at least; None for a text
+    that goes on.
 
     >>> looping("!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!"), looping("one, two, three, four, five, six, seven")
     ('!', None)

@@ -16,7 +16,9 @@ TOKENS = 32
 COMPARED = 16
 """Of them are compared: each costs a prefill of its prefix."""
 SAMPLED_TOKENS = 4
-"""Short, but many: broken text stops repeating, and a lookup method then drafts, and breaks, no more."""
+"""Short, but many: broken text stops repeating, and a lookup method then drafts, and breaks, no
+more.
+"""
 FEW_AT_ONCE = 4
 """In a large batch, memory that was never written often holds the right value by chance."""
 MOST_AT_ONCE = 16
@@ -100,7 +102,10 @@ class Asker:
         return seconds
 
     def judge(self, texts: Sequence[Completion], sampling: Mapping[str, Any] | None) -> Judged:
-        """Ask for one token after each prefix. The first token is left out: it follows the prefill, undrafted."""
+        """Ask for one token after each prefix.
+
+        The first token is left out: it follows the prefill, undrafted.
+        """
         made: list[int] = []
         prefixes: list[tuple[int, ...]] = []
         for text in texts:

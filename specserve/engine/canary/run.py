@@ -1,7 +1,9 @@
-"""The check between "answers" and "ready": is text made under speculation the target's own, and do drafts help?
+"""The check between "answers" and "ready": is text made under speculation the target's own, and do
+drafts help?
 
-A greedy text, and sampled texts in a batch with greedy ones, are each compared with what the same server says
-without drafts (:mod:`specserve.engine.canary.corruption`). Drafts are counted by the engine's own counters.
+A greedy text, and sampled texts in a batch with greedy ones, are each compared with what the same
+server says without drafts (:mod:`specserve.engine.canary.corruption`). Drafts are counted by the
+engine's own counters.
 """
 
 from __future__ import annotations
@@ -31,10 +33,11 @@ MIN_DRAFTS = 5
 
 @dataclass(frozen=True)
 class CanaryResult:
-    """What the canary found. ``corrupt`` is proven; ``unproven`` means that a comparison could not be made.
+    """What the canary found. ``corrupt`` is proven; ``unproven`` means that a comparison could not
+    be made.
 
-    ``inactive``: speculation is configured but nothing was drafted. ``ineffective``: the acceptance rate at
-    position 0 is under the floor, as when the weights of a draft head were not applied.
+    ``inactive``: speculation is configured but nothing was drafted. ``ineffective``: the acceptance
+    rate at position 0 is under the floor, as when the weights of a draft head were not applied.
     """
 
     verdict: Verdict
@@ -49,7 +52,9 @@ class CanaryResult:
     """Tokens that were compared with the same server without drafts."""
     seconds: float = 0.0
     failed: bool = False
-    """Corrupt only in that a request ended with 500, as when the engine dies: no proof about any text."""
+    """Corrupt only in that a request ended with 500, as when the engine dies: no proof about any
+    text.
+    """
 
     @property
     def is_proof(self) -> bool:
@@ -74,7 +79,10 @@ def run(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> CanaryResult:
-    """Run the canary. Raises EngineUnreachable when the engine is gone before it has said anything."""
+    """Run the canary.
+
+    Raises EngineUnreachable when the engine is gone before it has said anything.
+    """
     started = clock()
     asker = Asker(
         client, settings, clock, deadline=started + settings.engine.canary.timeout_seconds
@@ -201,7 +209,8 @@ class _Canary:
         for text in texts:
             if reason := self._corrupt_greedy(text):
                 return reason
-        # Greedy and sampled in one batch: a sampler may mix them up. The greedy one now meets the prefix cache.
+        # Greedy and sampled in one batch: a sampler may mix them up. The greedy one now meets the
+        # prefix cache.
         with ThreadPoolExecutor(1) as pool:
             beside = pool.submit(self.asker.ask_raw, FULL)
             if self.asker.settings.server.max_concurrent_requests == 1:
@@ -232,7 +241,8 @@ class _Canary:
         judged = self.asker.judge([text], None)
         if not corruption.suspicious(judged):
             return None
-        # Near-ties or not: the first request for scores may compile something, so it is made only now.
+        # Near-ties or not: the first request for scores may compile something, so it is made only
+        # now.
         ids, made = text.prompt_token_ids or (), text.token_ids or ()
         scores = self._scores([*ids, *made])
         if scores is None:
@@ -253,7 +263,9 @@ class _Canary:
             return None
 
     def _force_drafts(self, text: Completion) -> None:
-        """Lookup methods draft only where text repeats: make it, before anything is called inactive."""
+        """Lookup methods draft only where text repeats: make it, before anything is called
+        inactive.
+        """
         if (
             self.asker.settings.method in WITHOUT_DRAFT
             and self._drafts(self.greedy) == 0

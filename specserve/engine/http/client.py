@@ -46,14 +46,20 @@ class Completion:
     """The generated tokens; None unless ``return_token_ids`` was asked for and is known."""
     prompt_token_ids: tuple[int, ...] | None = None
     prompt_logprobs: tuple[Mapping[str, Mapping[str, Any]] | None, ...] | None = None
-    """Per prompt token what ``prompt_logprobs`` asked for: token id -> logprob, rank. The first is None."""
+    """Per prompt token what ``prompt_logprobs`` asked for: token id -> logprob, rank.
+
+    The first is None.
+    """
     thoughts: str = ""
     """How ``text`` begins where a reasoning parser told thoughts and answer apart."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """One streamed piece. Pieces without text are dropped, except the last, which closes the stream."""
+    """One streamed piece.
+
+    Pieces without text are dropped, except the last, which closes the stream.
+    """
 
     text: str
     seconds: float
@@ -105,7 +111,8 @@ def collect(chunks: Iterable[Chunk]) -> Streamed:
 class EngineClient:
     """Calls one engine. May be shared between threads.
 
-    ``sampling`` everywhere goes into the request body as it is; ``timeout`` bounds the whole answer.
+    ``sampling`` everywhere goes into the request body as it is; ``timeout`` bounds the whole
+    answer.
     """
 
     def __init__(
@@ -119,7 +126,10 @@ class EngineClient:
         max_bytes: int = 32 * MIB,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``verify`` as in requests: False, or the path of a CA bundle. ``model`` None asks /v1/models once."""
+        """``verify`` as in requests: False, or the path of a CA bundle.
+
+        ``model`` None asks /v1/models once.
+        """
         self._http = Transport(
             base_url,
             api_key,
@@ -136,7 +146,10 @@ class EngineClient:
         return self._http.base_url
 
     def health(self, *, timeout: float | None = None) -> bool:
-        """Whether /health answers 200. It does so even while generation hangs: never take it for readiness."""
+        """Whether /health answers 200.
+
+        It does so even while generation hangs: never take it for readiness.
+        """
         try:
             self._http.call("GET", "/health", timeout=timeout)
         except EngineRefused:
@@ -184,7 +197,10 @@ class EngineClient:
         timeout: float | None = None,
         **sampling: Any,
     ) -> Completion:
-        """POST /v1/chat/completions. A model without a chat template answers 400, raised as EngineRefused."""
+        """POST /v1/chat/completions.
+
+        A model without a chat template answers 400, raised as EngineRefused.
+        """
         return self._choices(_CHAT, {"messages": list(messages)}, max_tokens, timeout, sampling)[0]
 
     def stream(
@@ -295,11 +311,12 @@ def _text(choice: Mapping[str, Any], keys: tuple[str, ...] = (*_THOUGHTS, "conte
 def own_client(
     settings: Settings, url: str | None = None, *, key: str | None = None
 ) -> EngineClient:
-    """A client of the engine that this config starts; ``url`` where it is not at the config's own address.
+    """A client of the engine that this config starts; ``url`` where it is not at the config's own
+    address.
 
-    The certificate is not checked at the config's own address and on loopback, where the name in it is
-    another; anywhere else it is. An engine at another address is asked for its model, unless the config
-    says the name that it serves. ``key`` None is the config's.
+    The certificate is not checked at the config's own address and on loopback, where the name in it
+    is another; anywhere else it is. An engine at another address is asked for its model, unless the
+    config says the name that it serves. ``key`` None is the config's.
     """
     if key is None and settings.server.api_key is not None:
         key = settings.server.api_key.get_secret_value()

@@ -1,4 +1,5 @@
-"""The engine's ``/metrics`` text -> `EngineSnapshot`. The only place that knows vLLM's metric names.
+"""The engine's ``/metrics`` text -> `EngineSnapshot`. The only place that knows vLLM's metric
+names.
 
 Names read in vLLM 0.8 to 0.33 (``vllm/engine/metrics.py``, ``vllm/v1/metrics/loggers.py``,
 ``vllm/v1/spec_decode/metrics.py``; 2026-11-29). What the text does not say is None, never 0.
@@ -82,8 +83,8 @@ NAMES: Mapping[str, tuple[Role, str]] = {
     **{f"{name}_count": ("count", to) for name, to in _HISTOGRAMS.items()},
     **_OTHERS,
 }
-"""Name on the wire -> what it is here. An engine that reports a thing under both names (0.9.2 to 0.12 do) counts
-once, under the new one."""
+"""Name on the wire -> what it is here. An engine that reports a thing under both names (0.9.2 to
+0.12 do) counts once, under the new one."""
 
 
 class MetricsError(SpecserveError):
@@ -92,7 +93,9 @@ class MetricsError(SpecserveError):
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """A cumulative histogram: ``counts[i]`` observations at or under ``bounds[i]``; the last bound is infinite."""
+    """A cumulative histogram: ``counts[i]`` observations at or under ``bounds[i]``; the last bound
+    is infinite.
+    """
 
     bounds: tuple[float, ...]
     counts: tuple[float, ...]
@@ -112,7 +115,9 @@ class EngineSample:
     """The ``engine`` label; ``0`` in versions without one."""
     model_name: str | None
     values: Mapping[str, float]
-    """Gauges and counters under our names (`_GAUGES`, `_COUNTERS`, ``steps``); absent when not reported."""
+    """Gauges and counters under our names (`_GAUGES`, `_COUNTERS`, ``steps``); absent when not
+    reported.
+    """
     accepted_per_position: tuple[float, ...] | None = None
     """Accepted tokens at position 0, 1, ...; a counter each."""
     finished: Mapping[str, float] | None = None
@@ -163,12 +168,16 @@ class EngineSnapshot:
 
     @property
     def asleep(self) -> bool:
-        """Whether an engine was put to sleep (``/sleep``): it takes requests and answers none until it is woken."""
+        """Whether an engine was put to sleep (``/sleep``): it takes requests and answers none until
+        it is woken.
+        """
         return any(s.values.get("awake") == 0 for s in self.engines)
 
     @property
     def speculates(self) -> bool:
-        """Whether the engine was started with speculation: its counters exist, at zero, from the start."""
+        """Whether the engine was started with speculation: its counters exist, at zero, from the
+        start.
+        """
         return any("draft_tokens" in s.values for s in self.engines)
 
 
@@ -181,7 +190,10 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 @lru_cache(maxsize=32_768)
 def _series(identity: str) -> tuple[str, str, Mapping[str, str]]:
-    """Name, engine and labels of one series. Remembered: the parser needs 0.1 ms each, and they recur at each read."""
+    """Name, engine and labels of one series.
+
+    Remembered: the parser needs 0.1 ms each, and they recur at each read.
+    """
     (family,) = text_string_to_metric_families(identity + " 0\n")
     (sample,) = family.samples
     labels = sample.labels
@@ -239,8 +251,8 @@ class _Reading:
     caches: dict[str, Mapping[str, str]] = field(default_factory=dict)
 
     def add(self, identity: str, value: float) -> None:
-        """Several series of one thing (``pid`` of several API servers): counters add up, of gauges the largest
-        counts, since idle processes report 0."""
+        """Several series of one thing (``pid`` of several API servers): counters add up, of gauges
+        the largest counts, since idle processes report 0."""
         name, engine, labels = _series(identity)
         role, to = NAMES[name]
         if role == "start":
@@ -293,7 +305,9 @@ def _cache_tokens(caches: Mapping[str, Mapping[str, str]]) -> float | None:
 
 
 def _split(line: str) -> tuple[str, str]:
-    """One sample line -> its series and the text of its value; a timestamp after the value is dropped."""
+    """One sample line -> its series and the text of its value; a timestamp after the value is
+    dropped.
+    """
     if (end := line.rfind("}")) >= 0:
         identity, rest = line[: end + 1], line[end + 1 :]
     else:
@@ -312,8 +326,8 @@ def _name(line: str) -> str:
 def parse(text: str, *, at_seconds: float) -> EngineSnapshot:
     """Read one exposition.
 
-    Raises `MetricsError` for a text that is too large, cut off (the format ends with a line feed), or malformed
-    where it matters. Lines of other names cost one look-up each.
+    Raises `MetricsError` for a text that is too large, cut off (the format ends with a line feed),
+    or malformed where it matters. Lines of other names cost one look-up each.
 
     >>> text = 'vllm:num_requests_running{engine="0",model_name="m"} 3.0\\n'
     >>> parse(text, at_seconds=0.0).total("running")

@@ -1,4 +1,6 @@
-"""HTTP to one engine: every call has a deadline and a bound on what it reads, every failure one of two classes."""
+"""HTTP to one engine: every call has a deadline and a bound on what it reads, every failure one of
+two classes.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,9 @@ BODY_EXCERPT = 500
 
 
 IDLE_SECONDS = 2.0
-"""A connection that rested longer is not used again. vLLM closes one after 5 s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE), which is
-the sidecar's interval as well: a request that meets the closing is lost, and would look like an engine that is."""
+"""A connection that rested longer is not used again. vLLM closes one after 5 s
+(VLLM_HTTP_TIMEOUT_KEEP_ALIVE), which is the sidecar's interval as well: a request that meets the
+closing is lost, and would look like an engine that is."""
 
 
 AGAIN_SECONDS = 0.1
@@ -43,7 +46,9 @@ class EngineUnreachable(EngineError):
 
 
 class EngineRefused(EngineError):
-    """Raised when the engine answered with an error status, or with something that is not its API (status 200)."""
+    """Raised when the engine answered with an error status, or with something that is not its API
+    (status 200).
+    """
 
     def __init__(self, status: int, body: str, *, where: str) -> None:
         self.status = status
@@ -52,8 +57,9 @@ class EngineRefused(EngineError):
 
 
 class _Deadline:
-    """Of one call, from the first byte of the headers to the last of the body: then its socket is shut, which ends
-    whatever reads it. Time-outs of sockets bound the wait for one packet: a byte now and then would go on for ever."""
+    """Of one call, from the first byte of the headers to the last of the body: then its socket is
+    shut, which ends whatever reads it. Time-outs of sockets bound the wait for one packet: a byte
+    now and then would go on for ever."""
 
     current = threading.local()
     """``call`` is the one of the request that this thread sends."""
@@ -117,7 +123,10 @@ class Transport:
         max_bytes: int = 32 * MIB,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``verify`` as in requests: False, or the path of a CA bundle. ``timeout_seconds`` where a call has none."""
+        """``verify`` as in requests: False, or the path of a CA bundle.
+
+        ``timeout_seconds`` where a call has none.
+        """
         self.base_url = base_url.rstrip("/")
         if api_key:
             self._headers = {"Authorization": f"Bearer {api_key}"}
@@ -213,7 +222,10 @@ class Transport:
     def _pieces(
         self, method: str, path: str, body: Mapping[str, Any] | None, timeout: float | None
     ) -> Iterator[bytes]:
-        """The body as it arrives. The deadline holds for the whole answer, not only between two packets."""
+        """The body as it arrives.
+
+        The deadline holds for the whole answer, not only between two packets.
+        """
         url = self.base_url + path
         if timeout is None:
             seconds = self._timeout
@@ -249,7 +261,10 @@ class Transport:
                 self._local.used_at = self.clock()
 
     def _session(self, now: float) -> requests.Session:
-        """This thread's connection, a new one after a rest. Proxies of the environment are not for an engine here."""
+        """This thread's connection, a new one after a rest.
+
+        Proxies of the environment are not for an engine here.
+        """
         session = getattr(self._local, "session", None)
         if not isinstance(session, requests.Session):
             session = self._local.session = requests.Session()
@@ -262,7 +277,9 @@ class Transport:
 
 
 def _reason(error: BaseException) -> str:
-    """The innermost cause in plain words: the wrappers of requests and urllib3 repeat host and port."""
+    """The innermost cause in plain words: the wrappers of requests and urllib3 repeat host and
+    port.
+    """
     seen = error
     while (inner := seen.__cause__ or seen.__context__) is not None:
         seen = inner

@@ -1,7 +1,8 @@
 """ASGI middleware for vLLM's ``--middleware``: with an API key set, nearly every path wants it.
 
-vLLM's own check covers ``/v1``, ``/v2``, ``/inference`` and ``/cohere`` (``entrypoints/serve/middleware``, 0.32,
-read 2026-11-29): ``/invocations`` completes a prompt for anybody. Runs inside the engine: standard library only.
+vLLM's own check covers ``/v1``, ``/v2``, ``/inference`` and ``/cohere``
+(``entrypoints/serve/middleware``, 0.32, read 2026-11-29): ``/invocations`` completes a prompt for
+anybody. Runs inside the engine: standard library only.
 """
 
 from __future__ import annotations
@@ -19,13 +20,18 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/metrics", "/version"})
-"""What load balancers, Kubernetes and Prometheus ask without a key. They tell nothing of prompts or answers."""
+"""What load balancers, Kubernetes and Prometheus ask without a key.
+
+They tell nothing of prompts or answers.
+"""
 
 _BODY = b'{"error": "Unauthorized"}'
 
 
 class RequireKey:
-    """Answers 401 to whoever does not send ``Authorization: Bearer KEY``; does nothing when no key is set."""
+    """Answers 401 to whoever does not send ``Authorization: Bearer KEY``; does nothing when no key
+    is set.
+    """
 
     def __init__(self, app: App, key: str | None = None) -> None:
         """``key`` None takes the one the engine itself was given, VLLM_API_KEY."""
@@ -47,7 +53,9 @@ class RequireKey:
             await send({"type": "http.response.body", "body": _BODY})
 
     def _knows_key(self, scope: Scope) -> bool:
-        """Digests of equal length are compared in constant time: neither the key nor its length leaks."""
+        """Digests of equal length are compared in constant time: neither the key nor its length
+        leaks.
+        """
         for name, value in scope["headers"]:
             if name == b"authorization":
                 scheme, _, given = value.partition(b" ")

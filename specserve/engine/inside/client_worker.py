@@ -1,7 +1,9 @@
-"""The load generator: vLLM's own benchmark client, kept in one process because its import costs 12 s.
+"""The load generator: vLLM's own benchmark client, kept in one process because its import costs 12
+s.
 
-Runs as ``python -m specserve.engine.inside.client_worker`` under the interpreter that has vLLM. Protocol: one JSON
-job a line on stdin, one JSON answer a line on the original stdout; everything that vLLM prints goes to stderr.
+Runs as ``python -m specserve.engine.inside.client_worker`` under the interpreter that has vLLM.
+Protocol: one JSON job a line on stdin, one JSON answer a line on the original stdout; everything
+that vLLM prints goes to stderr.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ from vllm.benchmarks.datasets import SampleRequest
 
 
 def _sample(request: dict[str, Any]) -> SampleRequest:
-    """A request as vLLM's client wants it. Lengths come from the server's own count, so no tokenizer is loaded."""
+    """A request as vLLM's client wants it.
+
+    Lengths come from the server's own count, so no tokenizer is loaded.
+    """
     messages = request.get("messages")
     return SampleRequest(
         prompt=request.get("prompt") or "",

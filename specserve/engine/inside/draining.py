@@ -1,8 +1,10 @@
-"""ASGI middleware for vLLM's ``--middleware``: from the stop signal on, new requests get 503 and a Retry-After.
+"""ASGI middleware for vLLM's ``--middleware``: from the stop signal on, new requests get 503 and a
+Retry-After.
 
-vLLM 0.32 lets running requests finish, but shuts its tokenizer down first, so that a request which comes then is
-answered with 500 (``AsyncLLM.shutdown``, read 2026-11-29): load balancers and clients try 503 elsewhere, and count
-500 as a failure. Runs inside the engine: the standard library and nothing heavy.
+vLLM 0.32 lets running requests finish, but shuts its tokenizer down first, so that a request which
+comes then is answered with 500 (``AsyncLLM.shutdown``, read 2026-11-29): load balancers and clients
+try 503 elsewhere, and count 500 as a failure. Runs inside the engine: the standard library and
+nothing heavy.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ _BODY = json.dumps({"error": _ERROR}).encode()
 
 
 class RefuseWhileDraining:
-    """Passes everything through until SIGTERM or SIGINT; then answers each POST itself. GETs, like /health and
-    /metrics, stay."""
+    """Passes everything through until SIGTERM or SIGINT; then answers each POST itself. GETs, like
+    /health and /metrics, stay."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -56,8 +58,9 @@ class RefuseWhileDraining:
 
 
 def listen(numbers: Iterable[signal.Signals], heard: Callable[[], None]) -> None:
-    """Call ``heard`` on each of the signals, before whoever handles them now. For code inside the engine: an event
-    loop still gets its signals, through the file descriptor that the interpreter writes them to."""
+    """Call ``heard`` on each of the signals, before whoever handles them now. For code inside the
+    engine: an event loop still gets its signals, through the file descriptor that the interpreter
+    writes them to."""
     for number in numbers:
         previous = signal.getsignal(number)
 

@@ -1,7 +1,9 @@
-"""Executed by the interpreter that has vLLM, as a file: writes what that vLLM knows to the file named in argv[1].
+"""Executed by the interpreter that has vLLM, as a file: writes what that vLLM knows to the file
+named in argv[1].
 
-Imports nothing of specserve. Names inside vLLM move between versions, so every question stands alone: one that
-fails is listed under ``unanswered`` with its reason, and the others are still answered.
+Imports nothing of specserve. Names inside vLLM move between versions, so every question stands
+alone: one that fails is listed under ``unanswered`` with its reason, and the others are still
+answered.
 """
 
 from __future__ import annotations
@@ -114,7 +116,9 @@ class _AnyConfig(SimpleNamespace):
 
 
 def mtp_sources() -> dict[str, str]:
-    """``model_type`` and architecture of targets -> the MTP type vLLM makes of them, by its own override."""
+    """``model_type`` and architecture of targets -> the MTP type vLLM makes of them, by its own
+    override.
+    """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
     from vllm.config.speculative import SpeculativeConfig
     from vllm.model_executor.models import ModelRegistry
@@ -157,10 +161,11 @@ def architectures() -> list[str]:
 
 
 def without_eagle3() -> list[str]:
-    """Architectures whose class surely lacks the interface through which EAGLE3 and DFlash read hidden states.
+    """Architectures whose class surely lacks the interface through which EAGLE3 and DFlash read
+    hidden states.
 
-    From the sources' class statements: importing every model would take minutes. Where a base class is not one of a
-    class statement, nothing is said.
+    From the sources' class statements: importing every model would take minutes. Where a base class
+    is not one of a class statement, nothing is said.
     """
     from vllm.model_executor import models
 
@@ -224,7 +229,9 @@ def has_triton() -> bool:
 
 
 def default_max_num_seqs() -> int | None:
-    """The server's default for one GPU; None where it depends on a GPU that this process must not touch."""
+    """The server's default for one GPU;
+    None where it depends on a GPU that this process must not touch.
+    """
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
 
@@ -272,17 +279,29 @@ def runner_refusals() -> dict[str, dict[str, list[str]]]:
 
 
 def main() -> None:
-    """Answer every question, write the answers as JSON. Half of the time would go into collecting garbage while
-    vLLM is imported, and into taking it apart at the end."""
+    """Answer every question, write the answers as JSON. Half of the time would go into collecting
+    garbage while vLLM is imported, and into taking it apart at the end."""
     gc.disable()
     import vllm.engine.arg_utils  # noqa: F401 - a vLLM that fails here is broken, not merely another version
 
     answers: dict[str, Any] = {}
     unanswered: dict[str, str] = {}
     for question in (
-        flags, speculative_keys, methods, mtp_model_types, mtp_sources, model_types, architectures, without_eagle3,
-        transformers_architectures, environment_names, platform, has_triton, default_max_num_seqs, runner_refusals,
-    ):  # fmt: skip
+        flags,
+        speculative_keys,
+        methods,
+        mtp_model_types,
+        mtp_sources,
+        model_types,
+        architectures,
+        without_eagle3,
+        transformers_architectures,
+        environment_names,
+        platform,
+        has_triton,
+        default_max_num_seqs,
+        runner_refusals,
+    ):
         try:
             answers[question.__name__] = question()
         except MOVED as error:

@@ -1,22 +1,26 @@
 """Repairs of known engine defects, applied inside the engine through vLLM's own plugin entry point.
 
-vLLM calls :func:`register` in each of its processes (``vllm.general_plugins``), in a worker just before the
-platform registers its stand-ins for Triton kernels (``v1/worker/worker_base.py``). Nothing happens unless
-whoever started the engine asked for it, and unless a test in this very process shows the defect.
+vLLM calls :func:`register` in each of its processes (``vllm.general_plugins``), in a worker just
+before the platform registers its stand-ins for Triton kernels (``v1/worker/worker_base.py``).
+Nothing happens unless whoever started the engine asked for it, and unless a test in this very
+process shows the defect.
 
-``cpu-speculative-sampling`` (vllm-project/vllm#55005, vLLM 0.26 to 0.33): the CPU stand-in of ``expand_kernel``
-repeats a value per request over that request's draft tokens, but writes into an int64 copy of a float buffer.
-Temperature, top_p and, as int32, top_k of drafted tokens are then uninitialised memory: text sampled under
-speculation is garbage, and next to no draft is accepted. Greedy text is not touched. A second defect of the
-same path kills the engine (seen with 0.32): a request with ``top_k`` and without ``top_p`` ends in ``max()`` of an
-empty tensor as soon as a step verifies no draft token, for instance at the request's last token.
+``cpu-speculative-sampling`` (vllm-project/vllm#55005, vLLM 0.26 to 0.33): the CPU stand-in of
+``expand_kernel`` repeats a value per request over that request's draft tokens, but writes into an
+int64 copy of a float buffer. Temperature, top_p and, as int32, top_k of drafted tokens are then
+uninitialised memory: text sampled under speculation is garbage, and next to no draft is accepted.
+Greedy text is not touched. A second defect of the same path kills the engine (seen with 0.32): a
+request with ``top_k`` and without ``top_p`` ends in ``max()`` of an empty tensor as soon as a step
+verifies no draft token, for instance at the request's last token.
 
-``cpu-yielding`` (seen with vLLM 0.32 on Linux 6.18): the engine core and its worker wait for each other by calling
-``sched_yield`` without a pause (``distributed/device_communicators/shm_broadcast.py``). When both share a core, as they
-soon do where there are few, every other program on that core stands still, for up to 80 s: probes, clients, and the
-kernel's own workers ("workqueue lockup" in its log). That was measured, with yielding and without; why is not proven,
-but Linux' scheduler had such faults ("sched/fair: Fix zero_vruntime tracking" of 2026-02-09 and its fix of 2026-04-05;
-read 2026-11-30). They sleep for a moment instead.
+``cpu-yielding`` (seen with vLLM 0.32 on Linux 6.18): the engine core and its worker wait for each
+other by calling ``sched_yield`` without a pause
+(``distributed/device_communicators/shm_broadcast.py``). When both share a core, as they soon do
+where there are few, every other program on that core stands still, for up to 80 s: probes, clients,
+and the kernel's own workers ("workqueue lockup" in its log). That was measured, with yielding and
+without; why is not proven, but Linux' scheduler had such faults ("sched/fair: Fix zero_vruntime
+tracking" of 2026-02-09 and its fix of 2026-04-05; read 2026-11-30). They sleep for a moment
+instead.
 """
 
 from __future__ import annotations
@@ -73,7 +77,9 @@ def register() -> None:
 
 
 def repair_cpu_speculative_sampling() -> str | None:
-    """What was done, for the log; None where there is nothing to say (no CPU engine, or repaired already)."""
+    """What was done, for the log;
+    None where there is nothing to say (no CPU engine, or repaired already).
+    """
     try:
         from vllm.platforms import current_platform
         from vllm.triton_utils import HAS_TRITON
@@ -99,10 +105,12 @@ def repair_cpu_speculative_sampling() -> str | None:
 
 
 def shows_defect(stand_in: Callable[..., None]) -> bool:
-    """Whether an implementation of ``expand_kernel`` leaves a float or int32 buffer other than it must be.
+    """Whether an implementation of ``expand_kernel`` leaves a float or int32 buffer other than it
+    must be.
 
-    Three requests with 2, 0 and 3 draft tokens, as the sampler passes them: temperatures, of which 0 becomes 1,
-    and top_k. An implementation that refuses these arguments proves nothing: it is left alone.
+    Three requests with 2, 0 and 3 draft tokens, as the sampler passes them: temperatures, of which
+    0 becomes 1, and top_k. An implementation that refuses these arguments proves nothing: it is
+    left alone.
     """
     import torch
 
@@ -135,9 +143,11 @@ def expand(  # noqa: PLR0917  # vLLM passes them by position, in the kernel's or
     replace_to: float,
     MAX_NUM_TOKENS: int | None = None,  # noqa: N803  # the kernel's own name
 ) -> None:
-    """``output[i]`` becomes the value of the request that owns token ``i``, ``replace_from`` made ``replace_to``.
+    """``output[i]`` becomes the value of the request that owns token ``i``, ``replace_from`` made
+    ``replace_to``.
 
-    In the buffer's own dtype. ``cu_num_tokens`` holds each request's end, so request r owns [end(r-1), end(r)).
+    In the buffer's own dtype. ``cu_num_tokens`` holds each request's end, so request r owns
+    [end(r-1), end(r)).
     """
     import torch
 
@@ -180,7 +190,9 @@ def fails_without_rows(top_k: Callable[[Any, Any], Any]) -> bool:
 
 
 def _rebind(broken: Callable[..., None]) -> None:
-    """Replace the stand-in where it was registered before the plugins were loaded (0.32 does it after)."""
+    """Replace the stand-in where it was registered before the plugins were loaded (0.32 does it
+    after).
+    """
     sampler = sys.modules.get("vllm.v1.sample.rejection_sampler")
     bound = getattr(sampler, "expand_kernel", None)
     if getattr(bound, "_impl", None) is broken:  # vllm/triton_utils/dispatcher.py, KernelOverride
@@ -188,7 +200,9 @@ def _rebind(broken: Callable[..., None]) -> None:
 
 
 def repair_cpu_yielding() -> str | None:
-    """What was done, for the log; None where there is nothing to say (no CPU engine, or repaired already)."""
+    """What was done, for the log;
+    None where there is nothing to say (no CPU engine, or repaired already).
+    """
     try:
         from vllm.distributed import utils
         from vllm.platforms import current_platform

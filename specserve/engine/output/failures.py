@@ -1,8 +1,8 @@
 """The last lines of an engine that failed -> a named cause and a remedy.
 
-One table, most telling first: a log of a failure holds the cause and then, from every process above it, its
-consequences. Wording read in vLLM 0.32's sources, in its own output, and in public reports of 0.9 to 0.29
-(2026-11-29).
+One table, most telling first: a log of a failure holds the cause and then, from every process above
+it, its consequences. Wording read in vLLM 0.32's sources, in its own output, and in public reports
+of 0.9 to 0.29 (2026-11-29).
 """
 
 from __future__ import annotations

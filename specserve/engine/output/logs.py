@@ -1,7 +1,7 @@
 """What the engine's own log lines say: the loading phase, and the memory it reported.
 
-Wording read in vLLM 0.32's sources and, for GPUs, in public logs of 0.20 to 0.29 (2026-11-29). A line that a
-version words otherwise is not found, and what was not found is None.
+Wording read in vLLM 0.32's sources and, for GPUs, in public logs of 0.20 to 0.29 (2026-11-29). A
+line that a version words otherwise is not found, and what was not found is None.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def phase(line: str) -> str | None:
 
 
 def advance(current: str | None, line: str) -> str | None:
-    """The phase after a line, never going back: the draft's weights are announced in the target's words.
+    """The phase after a line, never going back: the draft's weights are announced in the target's
+    words.
 
     >>> advance("loading draft", "Loading weights took 0.1 seconds"), advance(None, "Loading drafter model...")
     ('loading draft', 'loading draft')
@@ -60,8 +61,8 @@ def advance(current: str | None, line: str) -> str | None:
 
 @dataclass(frozen=True)
 class EngineReport:
-    """What the engine said about itself while loading. Per GPU: of the first worker that spoke, and for the KV cache
-    of the one with the least memory."""
+    """What the engine said about itself while loading. Per GPU: of the first worker that spoke, and
+    for the KV cache of the one with the least memory."""
 
     model_loading_bytes: int | None = None
     """Memory that weights took, target and draft together where the engine counts both."""
@@ -78,7 +79,8 @@ class EngineReport:
     runner: str | None = None
     """``v1`` or ``v2``: the model runner, where a line names it."""
     attention_backends: tuple[str, ...] | None = None
-    """Attention kernels in the order of their choice: two names are the target's and the draft's."""
+    """Attention kernels in the order of their choice: two names are the target's and the draft's.
+    """
 
 
 _NUMBER = r"([0-9][0-9,]*(?:\.[0-9]+)?)"
