@@ -86,7 +86,9 @@ def window_label(seconds: float) -> str:
     ('1m', '30m', '90s')
     """
     minutes, rest = divmod(seconds, 60)
-    return f"{minutes:.0f}m" if minutes and not rest else f"{seconds:g}s"
+    if minutes and not rest:
+        return f"{minutes:.0f}m"
+    return f"{seconds:g}s"
 
 
 def _gauges(*rows: tuple[str, str, str], labels: tuple[str, ...] = ()) -> list[Family]:
@@ -439,7 +441,11 @@ def _gpu() -> Iterable[Family]:
 def _alerts() -> Iterable[Family]:
     yield from _gauges(
         ("alert_firing", "0 or 1", "Whether the alert fires."),
-        ("alert_pending", "0 or 1", "Whether the alert's condition holds, not yet long enough."),
+        (
+            "alert_pending",
+            "0 or 1",
+            "Whether the alert's condition is met, but not yet for long enough.",
+        ),
         labels=("alert", "severity"),
     )
     yield from _counters(

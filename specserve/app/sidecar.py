@@ -30,7 +30,7 @@ from specserve.sidecar.contact import engine_version, scrape
 from specserve.sidecar.launch_state import LaunchState, output_mismatch
 from specserve.sidecar.observer import READY_LOOKS, Observation, Observer, aged
 from specserve.sidecar.presentation import ProbeJson, ProbeName, StatusJson
-from specserve.sidecar.probe import Assessment, Policy
+from specserve.sidecar.probe import Assessment, Policy, ProbeVerdict
 from specserve.sidecar.server import Pages, SidecarServer
 
 LOG = logging.getLogger("specserve.sidecar")
@@ -284,11 +284,8 @@ class Watch:
 
     def _log(self, assessment: Assessment) -> None:
         """Say what changed, with the reason."""
-        for name, verdict in (
-            ("started", assessment.started),
-            ("live", assessment.live),
-            ("ready", assessment.ready),
-        ):
+        for name in ("started", "live", "ready"):
+            verdict: ProbeVerdict = getattr(assessment, name)
             if self._logged.get(name) is verdict.ok:
                 continue
             self._logged[name] = verdict.ok

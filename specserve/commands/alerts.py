@@ -26,7 +26,9 @@ def _settings(config: str | None) -> Alerts:
     from specserve.config.alerting import Alerts
     from specserve.config.load import load
 
-    return load(Path(config), environ=os.environ).settings.alerts if config else Alerts()
+    if not config:
+        return Alerts()
+    return load(Path(config), environ=os.environ).settings.alerts
 
 
 @alerts.command("list")
@@ -78,7 +80,10 @@ def metrics() -> None:
     from specserve.metric_families import FAMILIES
 
     for family in FAMILIES.values():
-        click.echo(family.name + ("{" + ", ".join(family.labels) + "}" if family.labels else ""))
+        labels = ""
+        if family.labels:
+            labels = "{" + ", ".join(family.labels) + "}"
+        click.echo(family.name + labels)
 
 
 @alerts.command()
@@ -109,6 +114,7 @@ def lint(rules_file: str, urls: tuple[str, ...]) -> None:
         raise ConfigError(
             "is not UTF-8 text; must be a Prometheus rule file", where=rules_file
         ) from None
-    if found := list(problems(text, rules_file, present)):
+    found = list(problems(text, rules_file, present))
+    if found:
         raise ConfigError(found)
     click.echo(f"{rules_file}: every series is exported")

@@ -77,6 +77,7 @@ def probe(name: str, url: str, timeout: float) -> None:
         ok, reason = answer["ok"], answer["reason"]
     else:
         ok, reason = False, f"{url}: {NOT_A_SIDECAR}"
-    click.echo(f"{name}: {'yes' if ok else 'no'}: {reason}")
     if not ok:
+        click.echo(f"{name}: no: {reason}")
         raise click.exceptions.Exit(1)
+    click.echo(f"{name}: yes: {reason}")

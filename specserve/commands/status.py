@@ -125,12 +125,8 @@ def _head(found: StatusJson) -> RenderableType:
     head = Table.grid(padding=(0, 2))
     for name, text in rows:
         head.add_row(Text(name, style="dim"), Text(text))
-    for name, verdict in (
-        ("ready", found["ready"]),
-        ("live", found["live"]),
-        ("started", found["started"]),
-    ):
-        head.add_row(Text(name, style="dim"), _verdict(verdict))
+    for probe in presentation.PROBES:
+        head.add_row(Text(probe, style="dim"), _verdict(found[probe]))
     return head
 
 
@@ -181,8 +177,7 @@ def _numbers(found: StatusJson) -> RenderableType:
         *(found["windows"].get(window, {}) for window in WINDOWS),
     ]
     for row in ROWS:
-        values = [row.value(numbers) for numbers in columns]
-        cells = ["" if value is None else row.text(value) for value in values]
+        cells = [row.cell(numbers) for numbers in columns]
         if any(cells):
             table.add_row(row.title, *cells)
     if not table.row_count:

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from specserve.metric_families import FAMILIES, Readings
 
+_KINDS = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """The one format that is served, whatever is asked for: every Prometheus reads it, and names stay
 as they are."""
@@ -35,8 +36,7 @@ class ReadingsCollector(Collector):
             known = [s for s in by_family.get(name, ()) if s[0].keys() == set(family.labels)]
             if not known:
                 continue
-            kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
-            metric = kind(name, family.help, labels=(*family.labels, "model_name"))
+            metric = _KINDS[family.kind](name, family.help, labels=(*family.labels, "model_name"))
             for labels, value in known:
                 metric.add_metric(
                     [*(labels[label] for label in family.labels), self._model_name], value

@@ -6,9 +6,16 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from specserve import metric_families as families
 from specserve.engine.http.metrics import EngineSample, EngineSnapshot
-from specserve.metric_families import WINDOWS, MetricKey, Readings, key, window_label
+from specserve.metric_families import (
+    CONDITIONS,
+    STATES,
+    WINDOWS,
+    MetricKey,
+    Readings,
+    key,
+    window_label,
+)
 from specserve.sidecar import rates, speedup
 from specserve.sidecar.baseline import Baseline
 from specserve.sidecar.probe import (
@@ -96,7 +103,7 @@ def _verdicts(found: Assessment) -> dict[MetricKey, float]:
         key("specserve_live"): float(found.live.ok),
         key("specserve_ready"): float(found.ready.ok),
     }
-    for condition in families.CONDITIONS:
+    for condition in CONDITIONS:
         out[key("specserve_engine_condition", condition=condition)] = float(
             condition == found.condition
         )
@@ -184,7 +191,7 @@ class Observer:
             key("specserve_engine_restarts_total"): float(self._window.restarts),
         }
         if context.state is not None:
-            for state in families.STATES:
+            for state in STATES:
                 out[key("specserve_state", state=state)] = float(state == context.state)
         if found.since_progress_seconds is not None:
             out[key("specserve_seconds_since_progress")] = found.since_progress_seconds

@@ -19,7 +19,7 @@ from specserve.sidecar.observer import (
     TTFT_P90,
     Point,
 )
-from specserve.sidecar.presentation import NO_ALERT, ROWS, StatusJson
+from specserve.sidecar.presentation import NO_ALERT, PROBES, ROWS, StatusJson
 from specserve.units import percent
 
 _STYLE = """
@@ -121,16 +121,11 @@ def _tiles(status: StatusJson) -> str:
     for row in ROWS:
         if not row.tile:
             continue
-        value = row.value(status["windows"].get("1m", {}))
-        if value is None:
-            value = row.value(status["now"])
-        text = "-"
-        if value is not None:
-            text = row.text(value)
-        elif row.unit == "times":  # needs a benchmark profile
+        text = row.cell(status["windows"].get("1m", {})) or row.cell(status["now"])
+        if not text and row.unit == "times":  # known with a benchmark profile only
             continue
         cells.append(
-            f'<div class="tile"><b>{escape(text)}</b>'
+            f'<div class="tile"><b>{escape(text or "-")}</b>'
             f'<span class="soft">{escape(row.title)}</span></div>'
         )
     return (
@@ -141,11 +136,8 @@ def _tiles(status: StatusJson) -> str:
 
 def _verdicts(status: StatusJson) -> str:
     rows = []
-    for name, verdict in (
-        ("ready", status["ready"]),
-        ("live", status["live"]),
-        ("started", status["started"]),
-    ):
+    for name in PROBES:
+        verdict = status[name]
         word, color = "no", "bad"
         if verdict["ok"]:
             word, color = "yes", "good"

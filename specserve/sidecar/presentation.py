@@ -72,7 +72,7 @@ class StatusJson(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class StatusRow:
     """One quantity that people are shown."""
 
     title: str
@@ -90,11 +90,18 @@ class Row:
             return found.get(self.stat)
         return found
 
+    def cell(self, numbers: Numbers) -> str:
+        """Its value with its unit; empty when it is not known."""
+        value = self.value(numbers)
+        if value is None:
+            return ""
+        return self.text(value)
+
     def text(self, value: float) -> str:
         """A value with its unit.
 
-        >>> Row("TTFT P90", "x", "seconds").text(0.0893), Row("speedup", "x", "times").text(1.5)
-        ('89.3 ms', '1.50x')
+        >>> StatusRow("estimated speedup", "estimated_speedup_ratio", "times").text(1.5)
+        '1.50x'
         """
         match self.unit:
             case "ratio":
@@ -108,28 +115,34 @@ class Row:
 
 
 ROWS = (
-    Row("time covered", "window_seconds", "seconds"),
-    Row("acceptance rate", "acceptance_rate", "ratio", tile=True),
-    Row("  of draft tokens", "window_draft_tokens", "0f"),
-    Row("mean acceptance length", "mean_acceptance_length", "2f", tile=True),
-    Row("tokens per step", "tokens_per_step", "2f", tile=True),
-    Row("estimated speedup", "estimated_speedup_ratio", "times", tile=True),
-    Row("output tokens/s", "generation_tokens_per_second", "0f", tile=True),
-    Row("requests/s", "requests_per_second", "2f", tile=True),
-    Row("TTFT P50", "time_to_first_token_seconds", "seconds", "p50"),
-    Row("TTFT P90", "time_to_first_token_seconds", "seconds", "p90", tile=True),
-    Row("TPOT P50", "time_per_output_token_seconds", "seconds", "p50"),
-    Row("TPOT P90", "time_per_output_token_seconds", "seconds", "p90", tile=True),
-    Row("prefix cache hits", "prefix_cache_hit_ratio", "ratio"),
-    Row("running", "requests_running", "0f", tile=True),
-    Row("waiting", "requests_waiting", "0f", tile=True),
-    Row("KV cache in use", "kv_cache_usage_ratio", "ratio", tile=True),
+    StatusRow("time covered", "window_seconds", "seconds"),
+    StatusRow("acceptance rate", "acceptance_rate", "ratio", tile=True),
+    StatusRow("  of draft tokens", "window_draft_tokens", "0f"),
+    StatusRow("mean acceptance length", "mean_acceptance_length", "2f", tile=True),
+    StatusRow("tokens per step", "tokens_per_step", "2f", tile=True),
+    StatusRow("estimated speedup", "estimated_speedup_ratio", "times", tile=True),
+    StatusRow("output tokens/s", "generation_tokens_per_second", "0f", tile=True),
+    StatusRow("requests/s", "requests_per_second", "2f", tile=True),
+    StatusRow("TTFT P50", "time_to_first_token_seconds", "seconds", "p50"),
+    StatusRow("TTFT P90", "time_to_first_token_seconds", "seconds", "p90", tile=True),
+    StatusRow("TPOT P50", "time_per_output_token_seconds", "seconds", "p50"),
+    StatusRow("TPOT P90", "time_per_output_token_seconds", "seconds", "p90", tile=True),
+    StatusRow("prefix cache hits", "prefix_cache_hit_ratio", "ratio"),
+    StatusRow("running", "requests_running", "0f", tile=True),
+    StatusRow("waiting", "requests_waiting", "0f", tile=True),
+    StatusRow("KV cache in use", "kv_cache_usage_ratio", "ratio", tile=True),
 )
+PROBES: tuple[ProbeName, ...] = ("ready", "live", "started")
+"""In the order of their weight."""
 NO_ALERT = "no alert is pending or firing"
 
 
 def seconds(value: float) -> str:
-    """A latency: three digits where it is short."""
+    """A latency, with three digits when it is short.
+
+    >>> seconds(0.0893), seconds(1.5)
+    ('89.3 ms', '1.5 s')
+    """
     if value < 0.1:
         return f"{value * 1000:.3g} ms"
     return duration(value)
