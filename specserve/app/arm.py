@@ -47,8 +47,6 @@ class ArmSpec:
 
     name: str
     loaded: Loaded
-    overrides: tuple[str, ...] = ()
-    """``--set`` values that make this arm what it is."""
     url: str | None = None
 
     def client(self) -> EngineClient:
@@ -84,7 +82,7 @@ def require_side_by_side(specs: Sequence[ArmSpec], *, has_gpu: bool) -> None:
         )
 
 
-class Server:
+class ArmServer:
     """The server of one arm: launched by ``specserve launch`` as any user would, or one that already runs."""
 
     def __init__(self, spec: ArmSpec, out: Path, environ: Mapping[str, str]) -> None:
@@ -124,7 +122,7 @@ class Server:
 
     def _command(self, told: Path) -> list[str]:
         """The sidecar stays off: its canaries would count as traffic."""
-        overrides = [*self.spec.overrides, "sidecar.enabled=false"]
+        overrides = [*self.spec.loaded.overrides, "sidecar.enabled=false"]
         sets = [part for o in overrides for part in ("--set", o)]
         path = str(self.spec.loaded.path)
         return [sys.executable, "-m", "specserve", "launch", path, "--ready-file", str(told), *sets]
@@ -262,7 +260,7 @@ def guidellm(environ: Mapping[str, str]) -> str:
 
 
 def search(
-    server: Server,
+    server: ArmServer,
     workload: Workload,
     objectives: Mapping[str, float],
     probe_seconds: float,

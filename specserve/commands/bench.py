@@ -12,12 +12,8 @@ import click
 from specserve.commands.options import config_command, format_option, http_url, interruptible
 
 if TYPE_CHECKING:
-    from specserve.app.arm import ArmSpec
-    from specserve.app.bench import Progress
+    from specserve.app.bench import BenchProgress
     from specserve.bench.judge import BenchVerdict
-    from specserve.bench.plan import BenchPlan
-    from specserve.bench.result import Result
-    from specserve.bench.workload import Workload
     from specserve.config.load import Loaded
 
 _WORKLOADS = ", ".join(
@@ -118,179 +114,17 @@ def bench(loaded: Loaded, output: str, out: Path, resume: bool, **options: Any) 
     """
     import os
 
-    from specserve.app import arm, preflight
-    from specserve.app import bench as measure
+    from specserve.app import bench_setup
     from specserve.app import report as reports
-    from specserve.bench import slo
-    from specserve.gpu import devices as gpu
 
-    specs = _arms(loaded, options["arms"], options["url_baseline"], options["url_speculative"])
-    if options["together"]:
-        specs = [_moved(spec, i) for i, spec in enumerate(specs)]
-        arm.require_side_by_side(specs, has_gpu=bool(gpu.devices()))
-    plan = _plan(specs, options)
-    objectives = slo.parse(options["slo"]) if options["slo"] else {}
-    if objectives:
-        arm.guidellm(os.environ)  # before minutes are spent: is it installed?
-    out.mkdir(parents=True, exist_ok=True)
-    before = _before(out, resume, measure.fresh(specs, plan, together=options["together"]), plan)
-    for spec in specs:
-        if spec.url is None:  # both arms, before minutes are spent on the first
-            preflight.require(preflight.run(spec.loaded, environ=os.environ))
+    run = bench_setup.prepare(
+        loaded, bench_setup.BenchOptions(**options), out, resume=resume, environ=os.environ
+    )
     with _Display() as display:
-        run = measure.Bench(
-            specs,
-            plan,
-            out,
-            dict(os.environ),
-            display.progress(),
-            objectives=objectives,
-            probe_seconds=options["slo_seconds"],
-            together=options["together"],
-        )
-        result = run.run(before)
+        result = run.run(display.progress())
     (verdicts,) = reports.write([result], out)
     _say(verdicts, out, output)
     reports.require_sound(verdicts, out)
-
-
-def _arms(loaded: Loaded, names: str, url_off: str | None, url_on: str | None) -> list[ArmSpec]:
-    from specserve.app.arm import ArmSpec
-    from specserve.errors import ConfigError
-
-    if (url_off is None) != (url_on is None):
-        raise ConfigError(
-            "one of --url-baseline and --url-speculative is missing; must be both or none",
-            where="bench",
-        )
-    if url_off and url_on:
-        return [
-            ArmSpec("baseline", loaded, url=url_off),
-            ArmSpec("speculative", loaded, url=url_on),
-        ]
-    arms = [_arm(loaded, name.strip()) for name in names.split(",")]
-    if len(arms) < 2 or len({a.name for a in arms}) < len(arms):
-        raise ConfigError(
-            f"'{names}' must name different arms", where="--arms", fix="--arms baseline,speculative"
-        )
-    return arms
-
-
-def _arm(loaded: Loaded, name: str) -> ArmSpec:
-    import os
-
-    from specserve.app.arm import ArmSpec
-    from specserve.config.load import load
-
-    overrides = loaded.overrides
-    if name == "baseline":
-        overrides = (*overrides, "speculative_decoding.enabled=false")
-    elif name != "speculative":
-        return ArmSpec(
-            Path(name).stem, load(Path(name), environ=os.environ, overrides=overrides), overrides
-        )
-    return ArmSpec(name, load(loaded.path, environ=os.environ, overrides=overrides), overrides)
-
-
-def _moved(spec: ArmSpec, by: int) -> ArmSpec:
-    """The arm on a port of its own."""
-    import os
-    from dataclasses import replace
-
-    from specserve.config.load import load
-
-    if not by or spec.url is not None:
-        return spec
-    overrides = (*spec.overrides, f"server.port={spec.loaded.settings.server.port + by}")
-    return replace(
-        spec,
-        loaded=load(spec.loaded.path, environ=os.environ, overrides=overrides),
-        overrides=overrides,
-    )
-
-
-def _plan(specs: Sequence[ArmSpec], options: dict[str, Any]) -> BenchPlan:
-    from specserve.bench.plan import BenchPlan
-
-    return BenchPlan(
-        arms=tuple(s.name for s in specs),
-        workloads=tuple(_workloads(options)),
-        concurrency=_numbers(options["concurrency"]),
-        repeat=options["repeat"],
-    )
-
-
-def _workloads(options: dict[str, Any]) -> list[Workload]:
-    from specserve.bench import workload
-    from specserve.errors import ConfigError
-
-    found = [workload.builtin(name) for name in dict.fromkeys(options["names"])]
-    if options["trace"]:
-        own = workload.from_file(options["trace"])
-        if own.name in options["names"]:
-            raise ConfigError(
-                f"is called like the workload {own.name}; cells are told apart by name",
-                where=str(options["trace"]),
-                fix="rename the file",
-            )
-        found.append(own)
-    if not found:
-        found = [workload.builtin("code-edit"), workload.builtin("chat")]
-    picked = [workload.pick(w, options["prompts"], seed=options["seed"]) for w in found]
-    if options["completions"]:
-        picked = [workload.as_completions(w) for w in picked]
-    if (limit := options["max_tokens"]) is not None:
-        picked = [workload.limit(w, limit) for w in picked]
-    return picked
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    from specserve.errors import ConfigError
-
-    try:
-        numbers = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        numbers = ()
-    if not numbers or min(numbers) < 1 or len(set(numbers)) != len(numbers):
-        raise ConfigError(
-            f"'{text}' must be different whole numbers from 1",
-            where="--concurrency",
-            fix="--concurrency 1,4,16",
-        )
-    return numbers
-
-
-def _before(out: Path, resume: bool, now: Result, plan: BenchPlan) -> Result | None:
-    from specserve.bench import result
-    from specserve.errors import ConfigError
-
-    path = out / "result.json"
-    if not path.exists():
-        return None
-    if not resume:
-        raise ConfigError(
-            "already holds a result",
-            where=str(out),
-            fix="give another --out, or --resume to add what it lacks",
-        )
-    before = result.read(path)
-    facts = result.differences(before, now)
-    if plan.left(before.blocks) is None:
-        facts.append(
-            (
-                "blocks",
-                "then in another order, or more",
-                "now as --workload, --concurrency and --repeat say",
-            )
-        )
-    if facts:
-        raise ConfigError(
-            "holds another benchmark; --resume continues the same one, with the same or a higher --repeat",
-            where=str(path),
-            facts=facts,
-            fix="give another --out, or the configuration and options of then",
-        )
-    return before
 
 
 def _say(verdicts: Sequence[BenchVerdict], out: Path, output: str) -> None:
@@ -395,11 +229,11 @@ class _Display:
         if self._bar is not None:
             self._bar.stop()
 
-    def progress(self) -> Progress:
+    def progress(self) -> BenchProgress:
         """The callables that the benchmark wants."""
-        from specserve.app.bench import Progress
+        from specserve.app.bench import BenchProgress
 
-        return Progress(step=self._step, note=self._note)
+        return BenchProgress(step=self._step, note=self._note)
 
     def _step(self, done: int, total: int, what: str) -> None:
         if self._bar is not None:

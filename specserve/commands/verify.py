@@ -109,10 +109,10 @@ def _launched(loaded: Loaded, told: Any) -> list[Outcome]:
     from tempfile import TemporaryDirectory
 
     from specserve.app import golive as checks
-    from specserve.app.arm import ArmSpec, Server
+    from specserve.app.arm import ArmServer, ArmSpec
 
     with TemporaryDirectory() as folder:
-        server = Server(ArmSpec("verify", loaded, loaded.overrides), Path(folder), dict(os.environ))
+        server = ArmServer(ArmSpec("verify", loaded), Path(folder), dict(os.environ))
         try:
             server.start()
             subject = _subject(loaded, None, None)

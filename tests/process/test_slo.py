@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from programs import Program
 
-from specserve.app.arm import ArmSpec, Server, search
+from specserve.app.arm import ArmServer, ArmSpec, search
 from specserve.bench import advice, judge, report, workload
 from specserve.bench.result import Arm, Result
 from specserve.config.load import load
@@ -41,12 +41,12 @@ def program(folder: Path, report: Path) -> dict[str, str]:
     return {"PATH": str(folder)}
 
 
-def server(folder: Path, url: str) -> Server:
+def server(folder: Path, url: str) -> ArmServer:
     path = folder / "config.yaml"
     path.write_text(CONFIG)
     (folder / "key").write_text("k3y")
     loaded = load(path, environ={}, overrides=(f"server.api_key_file={folder}/key",))
-    return Server(ArmSpec("speculative", loaded, url=url), folder, {})
+    return ArmServer(ArmSpec("speculative", loaded, url=url), folder, {})
 
 
 def test_the_search_is_guidellms(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from specserve.app.arm import ArmSpec, foreign_tokens, require_side_by_side
 from specserve.app.bench import fresh, gpus_of
+from specserve.app.bench_setup import BenchOptions, _arms
 from specserve.bench import advice, breakeven, judge, report, stats, workload
 from specserve.bench.plan import BenchPlan, legs
 from specserve.bench.result import (
@@ -247,6 +248,24 @@ def test_arms_side_by_side_share_the_gpu(
     refusal = pytest.raises(ConfigError, match=r"the arms want 1\.80 of the same GPU")
     with contextlib.nullcontext() if fits else refusal:
         require_side_by_side(specs, has_gpu=has_gpu)
+
+
+def test_arms_side_by_side_have_a_port_each(tmp_path: Path) -> None:
+    """The config is loaded again only for an arm that changes it: without speculation, or on another port."""
+    path = tmp_path / "config.yaml"
+    path.write_text("models: {target_model: {path: /m}}\nspeculative_decoding: {method: ngram}\n")
+    other = tmp_path / "other.yaml"
+    other.write_text("models: {target_model: {path: /o}}\nspeculative_decoding: {method: ngram}\n")
+    loaded = load(path, environ={}, overrides=["server.port=9000"])
+    names = f"baseline,speculative,{other}"
+    apart = _arms(loaded, BenchOptions(arms=names), {})
+    assert apart[1].loaded is loaded
+    assert not apart[0].loaded.settings.speculative_decoding.enabled
+    assert {a.loaded.settings.server.port for a in apart} == {9000}
+    together = _arms(loaded, BenchOptions(arms=names, together=True), {})
+    assert [a.loaded.settings.server.port for a in together] == [9000, 9001, 9002]
+    assert [a.name for a in together] == ["baseline", "speculative", "other"]
+    assert together[2].loaded.settings.models.target_model.path == "/o"
 
 
 def test_gpu_figures_are_those_of_the_arm(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import yaml
 from pydantic_core import SchemaError
 
 from specserve import __version__, cli
-from specserve.commands import bench
+from specserve.app.bench_setup import BenchOptions, _arms
 from specserve.commands.options import http_url
 from specserve.config.load import load
 from specserve.engine.installed import introspect
@@ -352,12 +352,12 @@ def test_a_trace_may_not_be_taken_for_a_builtin_workload(here, capsys):
     urls = "--url-baseline http://127.0.0.1:9 --url-speculative http://127.0.0.1:9"
     code, _, err = typed(f"bench ok.yaml --workload chat --trace chat.jsonl {urls}", capsys)
     assert code == 2
-    assert "chat.jsonl: is called like the workload chat" in err
+    assert "chat.jsonl: has the name of the built-in workload chat" in err
 
 
 def test_overrides_are_for_every_arm(here):
     """A port given by --set is the port of an arm that is a file as well."""
     (here / "other.yaml").write_text(CONFIG)
     loaded = load(here / "ok.yaml", environ={}, overrides=["server.port=9000"])
-    arms = bench._arms(loaded, "baseline,other.yaml", None, None)
+    arms = _arms(loaded, BenchOptions(arms="baseline,other.yaml"), {})
     assert [a.loaded.settings.server.port for a in arms] == [9000, 9000]
