@@ -36,17 +36,22 @@ def size(n_bytes: float) -> str:
 def duration(seconds: float) -> str:
     """Seconds as a person would say them.
 
-    >>> duration(0.0123), duration(8.24), duration(71), duration(7260)
-    ('12 ms', '8.2 s', '1 min 11 s', '2 h 1 min')
+    >>> duration(0.0123), duration(8.24), duration(45), duration(71), duration(120), duration(7260)
+    ('12 ms', '8.2 s', '45 s', '1 min 11 s', '2 min', '2 h 1 min')
     """
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:
-        return f"{seconds:.1f} s"
+        return f"{seconds:.1f}".removesuffix(".0") + " s"
     minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
+    large, small, units = minutes, rest, ("min", "s")
+    if minutes >= 60:
+        large, small = divmod(minutes, 60)
+        units = ("h", "min")
+    text = f"{large} {units[0]}"
+    if small:
+        text += f" {small} {units[1]}"
+    return text
 
 
 def percent(ratio: float | None) -> str:
@@ -55,4 +60,6 @@ def percent(ratio: float | None) -> str:
     >>> percent(0.7345), percent(None)
     ('73.5 %', '-')
     """
-    return "-" if ratio is None else f"{ratio * 100:.1f} %"
+    if ratio is None:
+        return "-"
+    return f"{ratio * 100:.1f} %"

@@ -608,7 +608,7 @@ def test_the_page_is_self_contained_and_escapes() -> None:
     assert "<script" not in text
     assert "&lt;script&gt;" in text
     assert "A&lt;b&gt;" in text
-    assert "critical · firing · for 2 min 0 s · gpu 0" in text
+    assert "critical · firing · for 2 min · gpu 0" in text
     assert "Likely: &lt;i&gt;heat" in text
     assert not re.search(r"(src|href)=", text)
     assert not re.search(r"url\(|@import|https?://", text)
