@@ -35,6 +35,7 @@ class Planning:
     engine: Installed | None
     backend: Backend
     free_ram_bytes: int | None
+    has_avx512_bf16: bool
 
     @classmethod
     def of(
@@ -74,6 +75,7 @@ class Planning:
             engine,
             "cpu" if cpu else "gpu",
             _free_ram() if cpu else None,
+            _has_avx512_bf16(),
         )
 
     @property
@@ -92,6 +94,7 @@ class Planning:
             engine_version=self.engine.version if self.engine else None,
             backend=self.backend,
             free_ram_bytes=self.free_ram_bytes,
+            has_avx512_bf16=self.has_avx512_bf16,
             calibration=calibration.load(self.config, key=self.key),
         )
 
@@ -156,3 +159,11 @@ def _free_ram() -> int:
     import psutil
 
     return int(psutil.virtual_memory().available)
+
+
+def _has_avx512_bf16() -> bool:
+    """Whether this machine's processor multiplies bfloat16 itself; False where nothing tells."""
+    try:
+        return "avx512_bf16" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return False

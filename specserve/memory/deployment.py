@@ -96,6 +96,10 @@ class Shape:
     """--kv-cache-memory-bytes, or VLLM_CPU_KVCACHE_SPACE: the pool's size, given."""
     cpu_offload_bytes: int
     language_model_only: bool
+    float32_states: bool
+    """Whether recurrent matrices are float32 where nothing says their type: the CPU engine's fast
+    kernels, which a processor with AVX-512 BF16 gets (``platforms/cpu.py``, vLLM 0.32, 2026-12-01).
+    """
     state_dtypes: tuple[str, str]
     """mamba_cache_dtype and mamba_ssm_cache_dtype."""
     extra: Mapping[str, Any]
@@ -142,6 +146,7 @@ def resolve(
     engine_version: str | None,
     gpu_bytes: int | None,
     gpu_name: str = "",
+    has_avx512_bf16: bool = True,
 ) -> Shape:
     """The shape that vLLM would make of these settings on a GPU of this size."""
     engine, model, extra = (
@@ -209,6 +214,7 @@ def resolve(
         kv_cache_bytes=_given_cache(settings, extra, backend),
         cpu_offload_bytes=int(float(extra.values.get("cpu_offload_gb") or 0) * GIB),
         language_model_only=extra.flag("language_model_only"),
+        float32_states=backend == "cpu" and has_avx512_bf16,
         state_dtypes=(window, matrix),
         extra=extra.values,
     )

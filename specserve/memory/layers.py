@@ -249,26 +249,28 @@ def _hybrid_kinds(config: Config, count: int) -> list[str] | None:
     # Nemotron-H: M mamba, * attention, - MLP.
     if isinstance(pattern := config.get("hybrid_override_pattern"), str):
         return [{"M": "state", "*": "full"}.get(c, "none") for c in pattern]
-    full: list[bool] | None = None
-    if (
-        isinstance(interval := config.get("full_attention_interval"), int)
-        and "linear_num_value_heads" in config
-    ):
-        full = [(i + 1) % interval == 0 for i in range(count)]
-    elif isinstance(period := config.get("attn_layer_period"), int):  # Jamba
-        full = [i % period == (first_int(config, "attn_layer_offset") or 0) for i in range(count)]
-    elif isinstance(listed := config.get("attn_type_list"), list):  # MiniMax: 0 linear, 1 full
-        full = [bool(t) for t in listed]
-    elif isinstance(
-        linear := config.get("linear_attn_config"), Mapping
-    ):  # Kimi Linear counts from one
+    interval = first_int(config, "full_attention_interval")
+    period = first_int(config, "attn_layer_period")
+    attention_types = config.get("attn_type_list")
+    linear = config.get("linear_attn_config")
+    if interval and "linear_num_value_heads" in config:  # Qwen3-Next, Qwen3.5
+        full = {i for i in range(count) if (i + 1) % interval == 0}
+    elif period:  # Jamba
+        offset = first_int(config, "attn_layer_offset") or 0
+        full = {i for i in range(count) if i % period == offset}
+    elif isinstance(attention_types, list):  # MiniMax: 0 linear, 1 full
+        full = {i for i, kind in enumerate(attention_types) if kind}
+        count = len(attention_types)
+    elif isinstance(linear, Mapping):  # Kimi Linear counts from one
         listed = linear.get("full_attn_layers")
-        full = [i + 1 in listed if isinstance(listed, list) else False for i in range(count)]
+        if not isinstance(listed, list):
+            listed = []
+        full = {i for i in range(count) if i + 1 in listed}
     elif config.get("model_type") == "falcon_h1":
         return ["state+full"] * count
-    if full is None:
+    else:
         return None
-    return ["full" if f else "state" for f in full]
+    return ["full" if i in full else "state" for i in range(count)]
 
 
 def _no_attention(block: Any) -> bool:

@@ -36,12 +36,11 @@ def state_bytes(config: Config, shape: Shape) -> int | None:
         return None
     conv = DTYPE_BYTES.get(shape.state_dtypes[0], shape.dtype_bytes)
     stated = str(config.get("mamba_ssm_dtype") or config.get("mamba_ssm_cache_dtype"))
-    # CPU kernels keep float32 matrices
-    if shape.backend == "cpu":
-        own = 4
-    else:
-        own = layout.matrix_bytes or conv
-    value = DTYPE_BYTES.get(shape.state_dtypes[1]) or DTYPE_BYTES.get(stated) or own
+    value = DTYPE_BYTES.get(shape.state_dtypes[1]) or DTYPE_BYTES.get(stated)
+    if value is None and shape.float32_states:
+        value = 4
+    elif value is None:
+        value = layout.matrix_bytes or conv
     window = layout.taps - 1 + (shape.num_speculative_tokens if layout.keeps_drafts else 0)
     return layout.width * window * conv + layout.matrix * value
 

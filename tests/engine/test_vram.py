@@ -22,6 +22,7 @@ from tests.engine.conftest import DEFAULT, QUICKSTART, ROOT, Launched
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
+HAS_AVX512_BF16 = "avx512_bf16" in Path("/proc/cpuinfo").read_text()
 SPACE = 48 * 1024**2
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -146,6 +147,7 @@ def _planned(arguments: dict[str, Any]) -> vram.Plan:
         engine_version=engine.version,
         backend="cpu",
         free_ram_bytes=64 * 1024**3,
+        has_avx512_bf16=HAS_AVX512_BF16,
     )
 
 

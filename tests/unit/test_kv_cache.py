@@ -15,6 +15,7 @@ from specserve.memory import kv_cache
 from specserve.memory import layers as cache_layers
 from specserve.memory.deployment import Shape
 from specserve.memory.kv_cache import CachePlan
+from specserve.memory.plan import plan
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
@@ -224,3 +225,60 @@ def test_what_fits_is_monotonous(layers: int, heads: int, length: int, pool: int
     usable = plan.blocks(pool) - 1
     assert longest == 0 or plan.request_blocks(longest) <= usable
     assert longest == length or plan.request_blocks(longest + 1) > usable
+
+
+@pytest.mark.parametrize(
+    ("has_avx512_bf16", "tokens"),
+    [(True, 41727), (False, 54857)],
+)
+def test_recurrent_states_of_the_cpu_engine(has_avx512_bf16: bool, tokens: int) -> None:
+    """The CPU engine keeps a delta net's matrices in float32 only where it has fast kernels for them.
+
+    Both figures are vLLM 0.32's own, the second with its test of the processor made to fail.
+    """
+    config = {
+        "architectures": ["Qwen3NextForCausalLM"],
+        "model_type": "qwen3_next",
+        "hidden_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "vocab_size": 256,
+        "max_position_embeddings": 4096,
+        "torch_dtype": "bfloat16",
+        "full_attention_interval": 4,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+    }
+    settings = Settings.model_validate(
+        {
+            "models": {"target_model": {"path": "t"}},
+            "engine": {
+                "max_model_len": 3000,
+                "max_num_batched_tokens": 1024,
+                "extra_args": {"kv-cache-memory-bytes": str(48 * 1024**2)},
+            },
+            "speculative_decoding": {"enabled": False},
+        }
+    )
+    made = plan(
+        settings,
+        ModelFacts("t", config),
+        engine_version="0.32.0",
+        backend="cpu",
+        free_ram_bytes=64 * 1024**3,
+        has_avx512_bf16=has_avx512_bf16,
+    )
+    assert made.capacity.kv_cache_tokens == tokens
+
+
+@pytest.mark.parametrize("key", ["full_attention_interval", "attn_layer_period"])
+def test_an_interval_of_zero_is_no_interval(key: str) -> None:
+    """A config whose interval is 0 is planned as one without it."""
+    config = {**QWEN35, key: 0}
+    without = {name: value for name, value in config.items() if name != key}
+    assert cache_layers.layer_kinds(config, 64) == cache_layers.layer_kinds(without, 64)
