@@ -29,14 +29,6 @@ from specserve.config.speculation import WITHOUT_DRAFT
 from specserve.metric_families import FAMILIES, key, window_label
 
 
-class GuardText(Section):
-    """A guard as the table writes it."""
-
-    reading: str
-    at_least: float | None = None
-    at_most: float | None = None
-
-
 class Fleet(Section):
     """The alert over a fleet: PromQL with ``$by`` and ``$window``."""
 
@@ -61,7 +53,7 @@ class Definition(Section):
     labels: Mapping[str, tuple[str, ...]] = {}
     sample: str | None = None
     """Family of the sample size, in the same window."""
-    guards: tuple[GuardText, ...] = ()
+    guards: tuple[Guard, ...] = ()
     when_absent: float | None = None
     inhibited_by: frozenset[str] = frozenset()
     fleet: Fleet
@@ -166,12 +158,11 @@ def _rule(definition: Definition, settings: Settings) -> Rule | None:
 
 
 def _guards(definition: Definition, settings: Settings) -> Iterable[Guard]:
-    for guard in definition.guards:
-        yield Guard(key(guard.reading), guard.at_least, guard.at_most)
+    yield from definition.guards
     limit = largest_drafting_batch(settings)
     if definition.name == "SpeculationInactive" and limit is not None:
         # Above this batch size silence is what the config asks for.
-        yield Guard(key("specserve_requests_running"), at_most=limit)
+        yield Guard("specserve_requests_running", at_most=limit)
 
 
 def largest_drafting_batch(settings: Settings) -> int | None:

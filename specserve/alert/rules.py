@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Literal
 
-from specserve.metric_families import FAMILIES, Labels, MetricKey, Readings
+from specserve.metric_families import FAMILIES, Labels, MetricKey, Readings, key
 
 
 class AlertState(Enum):
@@ -49,13 +49,13 @@ class Guard:
     """A rule speaks only while this reading is at least, or at most, the limit. An absent reading
     fails it."""
 
-    reading: MetricKey
+    family: str
     at_least: float | None = None
     at_most: float | None = None
 
     def passes(self, readings: Readings) -> bool:
         """Whether the rule applies."""
-        value = readings.get(self.reading)
+        value = readings.get(key(self.family))
         if value is None:
             return False
         if self.at_least is not None and value < self.at_least:

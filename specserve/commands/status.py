@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeGuard
 
 import click
 
@@ -83,8 +83,8 @@ def _fetch(url: str) -> StatusJson:
     from specserve.errors import EngineLost
 
     found = ask(url.rstrip("/") + "/status", 5)
-    if isinstance(found, Mapping) and found.keys() >= _KEYS:
-        return cast("StatusJson", found)
+    if isinstance(found, Mapping) and _is_status(found):
+        return found
     why = NOT_A_SIDECAR
     if isinstance(found, str):
         why = found
@@ -94,6 +94,10 @@ def _fetch(url: str) -> StatusJson:
         where=url,
         fix="specserve status --url http://HOST:PORT",
     )
+
+
+def _is_status(found: Mapping[str, JsonValue]) -> TypeGuard[StatusJson]:
+    return found.keys() >= _KEYS
 
 
 def _show(found: StatusJson) -> None:

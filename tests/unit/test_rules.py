@@ -162,7 +162,7 @@ def test_sample_and_guards_silence_a_rule() -> None:
         labels={"window": ("5m",)},
         sample=key("n"),
         min_samples=1000,
-        guards=(Guard(key("specserve_requests_running"), at_most=8),),
+        guards=(Guard("specserve_requests_running", at_most=8),),
     )
     rate = {
         key("specserve_acceptance_rate", window="5m"): 0.1,
@@ -319,7 +319,7 @@ def test_every_alert_is_consistent() -> None:
         named = [
             definition.metric,
             definition.sample,
-            *(guard.reading for guard in definition.guards),
+            *(guard.family for guard in definition.guards),
         ]
         assert {name for name in named if name} <= FAMILIES.keys(), definition.name
         assert set(definition.labels) <= set(
