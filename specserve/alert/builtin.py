@@ -73,7 +73,7 @@ class Thresholds:
     timing: Timing
     direction: Literal["below", "above"]
     fire: float | None
-    """None: the alert is off until somebody sets it."""
+    """None: the alert is off until it is set."""
     resolve: float
     min_samples: float
 

@@ -56,7 +56,7 @@ class Alert:
     """Unix seconds at which it began to fire; None before."""
     ended_at: float | None = None
     inhibited_by: str | None = None
-    """The firing alert that explains this one; nobody is told of it while that lasts."""
+    """The firing alert that explains this one; it is not sent while that lasts."""
     causes: tuple[str, ...] = ()
     """What it usually is."""
 

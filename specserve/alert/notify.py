@@ -44,7 +44,7 @@ class NotifyTimes:
     resend: float = 60.0
     """Alertmanager must hear again, or it takes the alert for resolved after four times this."""
     interval: float = 0.0
-    """From one `publish` to the next: where it is longer, nobody can resend sooner."""
+    """From one `publish` to the next: where it is longer, nothing can be resent sooner."""
     first_retry: float = 1.0
     longest_retry: float = 60.0
     capacity: int = 256

@@ -35,7 +35,7 @@ from specserve.sidecar.server import Pages, SidecarServer
 
 LOG = logging.getLogger("specserve.sidecar")
 STOP_SECONDS = 2.0
-"""A read that a hung engine never answers is not waited for."""
+"""The longest wait for a read that a hung engine may never answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ FOREIGN_LIMIT = 3
 believed."""
 
 
-class Counter(NamedTuple):
+class EngineCounter(NamedTuple):
     """Which counter: a name, and what tells it from others of that name."""
 
     name: str
@@ -63,24 +63,24 @@ class _Row(NamedTuple):
 _HTTP = _Row("http")
 
 
-def _sum_of(histogram: str) -> Counter:
-    return Counter(histogram + "_sum")
+def _sum_of(histogram: str) -> EngineCounter:
+    return EngineCounter(histogram + "_sum")
 
 
-def _counters(sample: EngineSample) -> Iterator[tuple[Counter, float]]:
+def _counters(sample: EngineSample) -> Iterator[tuple[EngineCounter, float]]:
     """The counters of one engine."""
     for name in COUNTERS:
         value = sample.values.get(name)
         if value is not None:
-            yield Counter(name), value
+            yield EngineCounter(name), value
     for position, value in enumerate(sample.accepted_per_position or ()):
-        yield Counter("position", number=position), value
+        yield EngineCounter("position", number=position), value
     for reason, value in (sample.finished or {}).items():
-        yield Counter("finished", reason), value
+        yield EngineCounter("finished", reason), value
     for name, histogram in sample.histograms.items():
         yield _sum_of(name), histogram.sum
         for bound, count in zip(histogram.bounds, histogram.counts, strict=True):
-            yield Counter(name, number=bound), count
+            yield EngineCounter(name, number=bound), count
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +88,12 @@ class Span:
     """What was added between two reads."""
 
     seconds: float
-    _at: Mapping[Counter, int]
+    _at: Mapping[EngineCounter, int]
     _added: Sequence[float]
 
     def added(self, name: str, label: str = "") -> float | None:
         """What was added to a counter; None when it was never reported."""
-        index = self._at.get(Counter(name, label))
+        index = self._at.get(EngineCounter(name, label))
         if index is None:
             return None
         return self._added[index]
@@ -146,11 +146,11 @@ class Window:
 
     spans_seconds: tuple[float, ...] = WINDOWS
     restarts: int = 0
-    _at: dict[Counter, int] = field(default_factory=dict)
+    _at: dict[EngineCounter, int] = field(default_factory=dict)
     _totals: array[float] = field(default_factory=lambda: array("d"))
     _floor: array[float] = field(default_factory=lambda: array("d"))
     """What a total was before its counter was first seen."""
-    _raw: dict[_Row, dict[Counter, float]] = field(default_factory=dict)
+    _raw: dict[_Row, dict[EngineCounter, float]] = field(default_factory=dict)
     _history: list[tuple[float, array[float]]] = field(default_factory=list)
     _start: float | None = None
     _foreign: int = 0
@@ -167,7 +167,7 @@ class Window:
         for sample in snapshot.engines:
             self._take(_Row(sample.engine, sample.model_name or ""), dict(_counters(sample)))
         if snapshot.http:
-            answers = {Counter("http", status): n for status, n in snapshot.http.items()}
+            answers = {EngineCounter("http", status): n for status, n in snapshot.http.items()}
             self._take(_HTTP, answers)
         self._remember(snapshot.at_seconds)
         return True
@@ -175,14 +175,14 @@ class Window:
     def exclude(self, *, requests: int, tokens: int) -> None:
         """Leave our own canaries out of the windows' request and token counts. In latencies they
         cannot be told apart."""
-        self._count(Counter("own_requests"), requests)
-        self._count(Counter("own_tokens"), tokens)
+        self._count(EngineCounter("own_requests"), requests)
+        self._count(EngineCounter("own_tokens"), tokens)
 
     def restart(self) -> None:
         """Forget the history, not the totals: what came before says nothing about what comes."""
         self._history.clear()
 
-    def totals(self) -> dict[Counter, float]:
+    def totals(self) -> dict[EngineCounter, float]:
         """Totals that never fall, whatever the engine's counters do."""
         return {counter: self._totals[index] for counter, index in self._at.items()}
 
@@ -224,7 +224,7 @@ class Window:
             self.restart()
         return False
 
-    def _take(self, row: _Row, values: Mapping[Counter, float]) -> None:
+    def _take(self, row: _Row, values: Mapping[EngineCounter, float]) -> None:
         """Add what one row (an engine, or the HTTP server) counted since its last read."""
         is_new = row not in self._raw
         last = self._raw.setdefault(row, {})
@@ -238,10 +238,10 @@ class Window:
                 added -= last.get(counter, 0.0)
             self._count(counter, added, base=base)
             if counter.name in BY_ENGINE:
-                self._count(Counter(BY_ENGINE[counter.name], row.engine), added, base=base)
+                self._count(EngineCounter(BY_ENGINE[counter.name], row.engine), added, base=base)
         last.update(values)
 
-    def _count(self, counter: Counter, added: float, *, base: bool = False) -> None:
+    def _count(self, counter: EngineCounter, added: float, *, base: bool = False) -> None:
         """Add to a total; as a base, to every earlier total too, so that no window sees it as an
         increase."""
         index = self._at.get(counter)

@@ -12,7 +12,7 @@ from specserve.alert import builtin
 from specserve.alert.evaluate import Evaluator
 from specserve.config.schema import Settings
 from specserve.metric_families import key
-from specserve.sidecar.window import Counter
+from specserve.sidecar.window import EngineCounter
 from tests.replay import WALL, observe, recorded, replay
 from tests.virtual_engine import STYLES, VirtualEngine
 
@@ -125,7 +125,7 @@ def test_an_hour_of_trouble_leave_no_trace() -> None:
     assert soak.not_live == 0
     assert soak.compared > 300
     assert soak.worst_drift < 1e-9
-    seen = soak.observer._window.totals()[Counter("drafts")]
+    seen = soak.observer._window.totals()[EngineCounter("drafts")]
     assert seen == soak.drafts - soak.unread
 
 

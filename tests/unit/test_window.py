@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from specserve.engine.http.metrics import EngineSnapshot, parse
 from specserve.metric_families import key
 from specserve.sidecar.rates import quantile, readings
-from specserve.sidecar.window import RESOLUTION, Counter, Window
+from specserve.sidecar.window import RESOLUTION, EngineCounter, Window
 from tests.virtual_engine import VirtualEngine
 
 
@@ -81,7 +81,7 @@ def test_one_read_says_nothing() -> None:
     engine.work(drafts=100, rates=(0.9, 0.6, 0.3))
     window.add(snapshot(0, engine))
     assert readings(window, 60.0) == {}
-    assert window.totals()[Counter("draft_tokens")] == 300
+    assert window.totals()[EngineCounter("draft_tokens")] == 300
 
 
 def test_a_reset_counts_from_zero() -> None:
@@ -96,7 +96,7 @@ def test_a_reset_counts_from_zero() -> None:
     assert minute(window, "window_draft_tokens") == 30
     assert minute(window, "acceptance_rate") == 0.5
     assert minute(window, "prompt_tokens_per_second") == 14
-    assert window.totals()[Counter("draft_tokens")] == 3030
+    assert window.totals()[EngineCounter("draft_tokens")] == 3030
 
 
 def test_a_restart_empties_the_windows_and_keeps_the_totals() -> None:
@@ -110,7 +110,7 @@ def test_a_restart_empties_the_windows_and_keeps_the_totals() -> None:
     window.add(snapshot(10, engine, start=1010.0))
     assert readings(window, 60.0) == {}
     assert window.restarts == 1
-    assert window.totals()[Counter("draft_tokens")] == 9000
+    assert window.totals()[EngineCounter("draft_tokens")] == 9000
     engine.work(drafts=10, rates=(0.5, 0.5, 0.5))
     window.add(snapshot(15, engine, start=1010.0))
     assert minute(window, "acceptance_rate") == 0.5
@@ -154,7 +154,7 @@ def test_an_engine_that_appears_later_makes_no_jump() -> None:
     a.work(drafts=100, rates=(0.9, 0.6, 0.3))
     window.add(snapshot(5, a, b))
     assert minute(window, "window_draft_tokens") == 300
-    assert window.totals()[Counter("draft_tokens")] == 3_000_300
+    assert window.totals()[EngineCounter("draft_tokens")] == 3_000_300
 
 
 def test_the_first_error_counts() -> None:
@@ -179,7 +179,7 @@ def test_a_gap_in_the_reads_loses_nothing_and_bends_nothing() -> None:
     engine.work(drafts=10, rates=(0.3, 0.3, 0.3))
     window.add(snapshot(605, engine))
     assert minute(window, "acceptance_rate") == pytest.approx(0.3)
-    assert window.totals()[Counter("drafts")] == 6010
+    assert window.totals()[EngineCounter("drafts")] == 6010
 
 
 def test_latency_quantiles_come_from_the_window_alone() -> None:
@@ -245,7 +245,7 @@ def test_totals_are_what_was_done_whatever_the_counters_did(
         window.add(snapshot(at, engine))
         rate = minute(window, "acceptance_rate")
         assert rate is None or rate == pytest.approx(1 / 3)
-        assert window.totals()[Counter("drafts")] == done
+        assert window.totals()[EngineCounter("drafts")] == done
 
 
 @pytest.mark.parametrize(
