@@ -8,7 +8,7 @@ from typing import Any
 from specserve.checkpoint.facts import ModelFacts
 from specserve.config.schema import Settings
 from specserve.memory import plan as memory
-from specserve.memory.result import Capacity, Plan
+from specserve.memory.result import CacheCapacity, MemoryPlan
 
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -22,9 +22,9 @@ MODEL = {
 }
 
 
-def plan(*, requests: float = 0.0, **gpu: Any) -> Plan:
+def plan(*, requests: float = 0.0, **gpu: Any) -> MemoryPlan:
     """A plan for one small model on the CPU backend, with these figures of its one worker in place of the planned."""
     settings = Settings.model_validate({"models": {"target_model": {"path": "target"}}})
     made = memory.plan(settings, ModelFacts("target", MODEL), None, backend="cpu", free_ram_bytes=0)
-    capacity = Capacity(gpu.get("kv_cache_tokens", 0), requests)
+    capacity = CacheCapacity(gpu.get("kv_cache_tokens", 0), requests)
     return replace(made, gpus=(replace(made.gpus[0], **gpu),), capacity=capacity)

@@ -73,7 +73,7 @@ def settings(case: dict[str, Any]) -> Settings:
 
 def plan(
     case: dict[str, Any], models: dict[str, Any], constants: overhead.Constants = overhead.FITTED
-) -> vram.Plan:
+) -> vram.MemoryPlan:
     """Plan a run from config.json alone."""
     target = ModelFacts(case["model"], models[case["model"]]["config"])
     draft = ModelFacts(case["draft"], models[case["draft"]]["config"]) if "draft" in case else None
@@ -112,7 +112,7 @@ class Error:
         return abs(self.planned - self.printed) / abs(self.printed)
 
 
-def weights_gib(made: vram.Plan) -> float:
+def weights_gib(made: vram.MemoryPlan) -> float:
     """Weights of the last stage, which is the one that logs print."""
     gpu = made.gpus[-1]
     return (gpu.target_weights_bytes + gpu.draft_weights_bytes) / GIB
@@ -124,7 +124,7 @@ class Case:
 
     raw: dict[str, Any]
     models: dict[str, Any]
-    plan: vram.Plan
+    plan: vram.MemoryPlan
 
     @property
     def id(self) -> str:

@@ -17,6 +17,7 @@ from specserve.memory import calibration
 from specserve.memory import plan as vram
 from specserve.memory import text as vram_text
 from specserve.memory.deployment import Backend, default_length
+from specserve.memory.result import MemoryPlan
 
 if TYPE_CHECKING:
     from specserve.config.load import Loaded
@@ -84,7 +85,7 @@ class Planning:
         name = self.devices[0].name if self.devices else self.settings.hardware.gpu_name
         return calibration.key(self.settings, self.engine.version if self.engine else None, name)
 
-    def plan(self, settings: Settings | None = None, *, draft: bool = True) -> vram.Plan:
+    def plan(self, settings: Settings | None = None, *, draft: bool = True) -> MemoryPlan:
         """The plan, for these settings or for changed ones."""
         return vram.plan(
             settings or self.settings,
@@ -98,12 +99,12 @@ class Planning:
             calibration=calibration.load(self.config, key=self.key),
         )
 
-    def grid(self, made: vram.Plan) -> list[vram_text.Cell]:
+    def grid(self, made: MemoryPlan) -> list[vram_text.Cell]:
         """The what-if table around a plan; empty where no row could tell: memory unknown, GPUs or TP wrong."""
         if made.fits is None or made.refusal in ("gpu-count", "split"):
             return []
 
-        def again(length: int, draft: bool, part: float) -> vram.Plan:
+        def again(length: int, draft: bool, part: float) -> MemoryPlan:
             settings = self.settings
             engine = settings.engine.model_copy(
                 update={"max_model_len": length, "gpu_memory_utilization": part}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from specserve.config.load import Loaded
     from specserve.engine.installed.introspect import EngineFacts, Installed
-    from specserve.memory.result import Plan
+    from specserve.memory.result import MemoryPlan
 
 _ORDER = {"error": 0, "warning": 1, "info": 2}
 _TARGET, _DRAFT = "models.target_model", "models.draft_model"
@@ -55,7 +55,7 @@ class PreflightReport:
     vocabularies: vocabulary.Comparison | None = None
     """None when they were not compared."""
     vocabulary_overlap_ratio: float | None = None
-    plan: Plan | None = None
+    plan: MemoryPlan | None = None
     """The memory plan; None when it was not made."""
 
     @property
@@ -370,7 +370,7 @@ def _shm_bytes() -> int | None:
 
 def _memory(
     loaded: Loaded, target: ModelFacts | None, draft: ModelFacts | None, environ: Mapping[str, str]
-) -> tuple[list[Finding], Plan | None]:
+) -> tuple[list[Finding], MemoryPlan | None]:
     """The memory plan, where everything that will be loaded could be read."""
     from specserve.app.plan import Planning
 

@@ -23,7 +23,7 @@ from specserve.supervise.child import Child, session_members
 from specserve.supervise.output import EngineLog, Troubles
 from specserve.supervise.readiness import Readiness
 from specserve.supervise.report import Reporter, Serving
-from specserve.supervise.state import Event, Failed, Limits, Machine, Ready, State
+from specserve.supervise.state import Event, Failed, Lifecycle, Limits, Ready, State
 from specserve.supervise.supervisor import Hooks, Supervisor
 from specserve.supervise.verdict import End, judge
 
@@ -116,7 +116,7 @@ class _Run:
 
         machine, child, launch = self._supervisor.machine, self._supervisor.child, self._launch
         state = machine.state
-        if machine == Machine():
+        if machine == Lifecycle():
             state = State.STARTING
         draining = state is State.STOPPING and machine.stopped_from is State.RUNNING
         plan = None
@@ -198,7 +198,7 @@ class _Run:
         self._report.note(words)
         return None
 
-    def _changed(self, machine: Machine, reason: str) -> None:
+    def _changed(self, machine: Lifecycle, reason: str) -> None:
         _log.debug("%s: %s", machine.state, reason)
         self._report.changed(machine.state, reason)
         if machine.state is State.RUNNING:

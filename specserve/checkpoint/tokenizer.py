@@ -19,7 +19,7 @@ from specserve.units import size
 
 MAX_TOKENIZER_BYTES = 64 * 1024**2
 MAX_TOKENS = 2_000_000
-Kind = Literal["tokenizer.json", "sentencepiece", "tiktoken", "tekken"]
+TokenizerKind = Literal["tokenizer.json", "sentencepiece", "tiktoken", "tekken"]
 _SENTENCEPIECE = (
     "tokenizer.model",
     "spiece.model",
@@ -41,7 +41,7 @@ class NotEncodable(Exception):
 class Tokenizer:
     """The vocabulary of one tokenizer file."""
 
-    kind: Kind
+    kind: TokenizerKind
     file: str
     digest: str
     """SHA-256 of the file."""

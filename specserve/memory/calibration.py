@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specserve.files import read_small, write_whole
-from specserve.memory.result import Calibration, Plan
+from specserve.memory.result import Calibration, MemoryPlan
 from specserve.units import gib
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ TOLERANCE = 0.15
 
 
 @dataclass(frozen=True)
-class Comparison:
+class FigureComparison:
     """One figure, planned and measured (never 0)."""
 
     name: str
@@ -34,7 +34,7 @@ class Comparison:
     def difference(self) -> float:
         """(planned - measured) / measured.
 
-        >>> Comparison("kv_cache_tokens", 115, 100).difference
+        >>> FigureComparison("kv_cache_tokens", 115, 100).difference
         0.15
         """
         return (self.planned - self.measured) / self.measured
@@ -44,7 +44,7 @@ class Comparison:
 class Reconciliation:
     """Plan and engine side by side."""
 
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[FigureComparison, ...]
 
     @property
     def warning(self) -> str | None:
@@ -75,7 +75,7 @@ class Reconciliation:
         }
 
 
-def reconcile(plan: Plan, report: EngineReport) -> Reconciliation:
+def reconcile(plan: MemoryPlan, report: EngineReport) -> Reconciliation:
     """Compare every figure that both know; the engine's log lines are of the tightest GPU."""
     gpu, requests = plan.tightest, round(plan.capacity.requests, 2)
     pairs: list[tuple[str, float | None, float | None]] = [
@@ -84,7 +84,9 @@ def reconcile(plan: Plan, report: EngineReport) -> Reconciliation:
         ("kv_cache_tokens", gpu.kv_cache_tokens, report.kv_cache_tokens),
         ("max_concurrency", requests or None, report.max_concurrency),
     ]
-    return Reconciliation(tuple(Comparison(n, p, m) for n, p, m in pairs if p is not None and m))
+    return Reconciliation(
+        tuple(FigureComparison(n, p, m) for n, p, m in pairs if p is not None and m)
+    )
 
 
 def key(settings: Settings, engine_version: str | None, gpu_name: str | None) -> str:
@@ -107,7 +109,7 @@ def key(settings: Settings, engine_version: str | None, gpu_name: str | None) ->
 
 
 def measure(
-    plan: Plan, report: EngineReport, *, key: str, engine: str | None = None
+    plan: MemoryPlan, report: EngineReport, *, key: str, engine: str | None = None
 ) -> Calibration | None:
     """The measured terms; None when the engine did not say enough.
 

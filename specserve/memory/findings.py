@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specserve.errors import Problem
 from specserve.findings import Finding
-from specserve.memory.result import GpuPlan, Plan
+from specserve.memory.result import GpuPlan, MemoryPlan
 from specserve.units import GIB, gib, size
 
 _TIGHT_BYTES = _BUSY_BYTES = GIB // 2
@@ -14,7 +14,7 @@ _TP = "models.target_model.tensor_parallel_size"
 _STOP = "stop what holds the GPU (nvidia-smi)"
 
 
-def of_plan(plan: Plan) -> list[Finding]:
+def of_plan(plan: MemoryPlan) -> list[Finding]:
     """All findings of a plan."""
     found = _error(plan, plan.tightest) + (_warnings(plan, plan.tightest) if plan.fits else [])
     if plan.refusal != "other-processes":
@@ -32,7 +32,7 @@ def of_plan(plan: Plan) -> list[Finding]:
     return found + [Finding("vram-assumed", "info", "models", note) for note in plan.assumed]
 
 
-def _error(plan: Plan, gpu: GpuPlan) -> list[Finding]:
+def _error(plan: MemoryPlan, gpu: GpuPlan) -> list[Finding]:
     shape, code = plan.shape, "does-not-fit"
     match plan.refusal:
         case None:
@@ -74,7 +74,7 @@ def _error(plan: Plan, gpu: GpuPlan) -> list[Finding]:
     return [Finding(code, "error", where, message, fix)]
 
 
-def _headline(plan: Plan, gpu: GpuPlan) -> str:
+def _headline(plan: MemoryPlan, gpu: GpuPlan) -> str:
     if plan.shape.drafts_with_a_model:
         who = "target and draft do"
     else:
@@ -86,12 +86,12 @@ def _headline(plan: Plan, gpu: GpuPlan) -> str:
     return f"{who} not fit GPU {gpu.index}: need {gib(need)}, {budget}"
 
 
-def share(plan: Plan, gpu: GpuPlan) -> str:
+def share(plan: MemoryPlan, gpu: GpuPlan) -> str:
     """The budget in words."""
     return f"budget {gib(gpu.budget_bytes or 0)} ({plan.shape.utilization:.2f} of {gib(gpu.total_bytes or 0)})"
 
 
-def rows(plan: Plan, gpu: GpuPlan) -> tuple[tuple[str, ...], ...]:
+def rows(plan: MemoryPlan, gpu: GpuPlan) -> tuple[tuple[str, ...], ...]:
     """The terms of one GPU as aligned columns."""
     if plan.backend == "gpu":
         show = gib
@@ -110,7 +110,7 @@ def rows(plan: Plan, gpu: GpuPlan) -> tuple[tuple[str, ...], ...]:
     return tuple(lines)
 
 
-def _overhead(plan: Plan, gpu: GpuPlan) -> str:
+def _overhead(plan: MemoryPlan, gpu: GpuPlan) -> str:
     if plan.confidence == "measured":
         return "measured"
     graphs = f"graphs {gpu.cuda_graph_bytes / GIB:.1f}"
@@ -122,7 +122,7 @@ def _overhead(plan: Plan, gpu: GpuPlan) -> str:
     return f"estimated (activation {activation:.1f}, {inside}non-torch {other:.1f}{outside})"
 
 
-def _fix(plan: Plan, gpu: GpuPlan) -> str:
+def _fix(plan: MemoryPlan, gpu: GpuPlan) -> str:
     if plan.backend == "cpu":
         return "set engine.env.VLLM_CPU_KVCACHE_SPACE to another number of GiB, or free memory"
     longest, cheaper, over = (
@@ -161,7 +161,7 @@ def _occupancy(gpu: GpuPlan) -> str:
     return f"{gib(gpu.other_bytes)} of GPU {gpu.index} are in use by other processes{names}"
 
 
-def _warnings(plan: Plan, gpu: GpuPlan) -> list[Finding]:
+def _warnings(plan: MemoryPlan, gpu: GpuPlan) -> list[Finding]:
     """Of a plan that fits: few requests at once, large logits, little room outside the budget."""
     found: list[Finding] = []
     requests, seqs, length = plan.capacity.requests, plan.shape.max_num_seqs, plan.max_model_len
@@ -204,12 +204,12 @@ def _outside(gpu: GpuPlan) -> int:
     return (gpu.total_bytes or 0) - (gpu.budget_bytes or 0) - gpu.other_bytes
 
 
-def _late(plan: Plan, gpu: GpuPlan) -> int:
+def _late(plan: MemoryPlan, gpu: GpuPlan) -> int:
     """What is allocated outside the budget: what the start takes, and logits of draft tokens."""
     return plan.late_bytes + gpu.outside_bytes
 
 
-def _safe_utilization(plan: Plan, gpu: GpuPlan) -> float:
+def _safe_utilization(plan: MemoryPlan, gpu: GpuPlan) -> float:
     """The utilization that leaves room for what comes late; with a draft at most 0.92."""
     total = gpu.total_bytes or 1
     possible = int((1 - (_late(plan, gpu) + _TIGHT_BYTES + gpu.other_bytes) / total) * 100) / 100

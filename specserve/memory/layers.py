@@ -16,14 +16,14 @@ from specserve.checkpoint.fields import DTYPE_BYTES, Config, first_int, layer_co
 from specserve.memory.deployment import Shape
 from specserve.memory.states import state_bytes
 
-Kind = Literal["full", "sliding", "chunked", "state"]
+LayerKind = Literal["full", "sliding", "chunked", "state"]
 
 
 @dataclass(frozen=True)
 class CacheLayer:
     """One layer's share of the KV cache on one GPU."""
 
-    kind: Kind
+    kind: LayerKind
     token_bytes: int = 0
     """Keys and values of one token; 0 for a state."""
     window: int | None = None
@@ -115,7 +115,9 @@ def _one_layer(kind: str, config: Config, shape: Shape, assumed: list[str]) -> l
     return [CacheLayer("state", state_bytes=state), *(layers if kind == "state+full" else ())]
 
 
-def _attention(config: Config, shape: Shape, kind: Kind, window: int | None = None) -> CacheLayer:
+def _attention(
+    config: Config, shape: Shape, kind: LayerKind, window: int | None = None
+) -> CacheLayer:
     if is_mla(config):
         return CacheLayer(kind, _mla_token_bytes(config, shape), window, mla=True)
     heads, key_dim, value_dim = head_geometry(config, kind)

@@ -22,15 +22,13 @@ from specserve.memory import weights as weighing
 from specserve.memory.gpus import cuda_bytes
 from specserve.memory.layers import CacheLayer
 from specserve.memory.placement import stages
-from specserve.memory.result import Calibration, Capacity, GpuPlan, Plan, Refusal, Stage
+from specserve.memory.result import CacheCapacity, Calibration, GpuPlan, MemoryPlan, Refusal, Stage
 from specserve.pair import consistency
 
 if TYPE_CHECKING:
     from specserve.checkpoint.facts import ModelFacts
     from specserve.config.schema import Settings
     from specserve.gpu.devices import Device, DeviceProcess
-
-__all__ = ["Plan", "plan"]
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ def plan(
     has_avx512_bf16: bool = True,
     calibration: Calibration | None = None,
     constants: overhead.Constants = overhead.FITTED,
-) -> Plan:
+) -> MemoryPlan:
     """Plan the memory of a deployment. Pure: hardware comes from ``settings.hardware`` or
     ``devices``.
 
@@ -98,7 +96,7 @@ def plan(
     capacity, length = _capacity(planned, built, shape.max_model_len), shape.max_model_len
     fullest = max(built, key=lambda s: s.target + s.draft + s.overhead.activation)
     limit = max(length, shapes.default_length(target, shape.accounting))
-    return Plan(
+    return MemoryPlan(
         backend=backend,
         shape=shape,
         capacity=capacity,
@@ -204,7 +202,7 @@ def _without_draft(
     constants: overhead.Constants,
     gpus: Sequence[_Gpu],
     calibration: Calibration | None,
-) -> Capacity:
+) -> CacheCapacity:
     """The same deployment serving the target alone."""
     alone = replace(shape, method=None, num_speculative_tokens=0)
     layers = cache_layers.of_target(parts.config, alone).layers  # a state is smaller without drafts
@@ -311,15 +309,15 @@ def _gpu_plan(
     return replace(made, kv_cache_bytes=max(0, budget - made.fixed_bytes))
 
 
-def _capacity(gpus: Sequence[GpuPlan], built: Sequence[Stage], length: int) -> Capacity:
+def _capacity(gpus: Sequence[GpuPlan], built: Sequence[Stage], length: int) -> CacheCapacity:
     """The smallest GPU's blocks, which all of them use."""
     if any(g.kv_cache_bytes is None for g in gpus):
-        return Capacity(0, 0.0)
+        return CacheCapacity(0, 0.0)
     counted = [
         (built[g.stage].cache.blocks(g.kv_cache_bytes or 0), built[g.stage].cache) for g in gpus
     ]
     blocks, cache = min(counted, key=lambda pair: pair[0])
-    return Capacity(cache.tokens(blocks, length), cache.requests(blocks, length))
+    return CacheCapacity(cache.tokens(blocks, length), cache.requests(blocks, length))
 
 
 def _refusal(

@@ -96,7 +96,7 @@ class GpuPlan:
 
 
 @dataclass(frozen=True)
-class Capacity:
+class CacheCapacity:
     """What the pool holds."""
 
     kv_cache_tokens: int
@@ -109,15 +109,15 @@ Refusal = Literal["memory", "other-processes", "headroom", "gpu-count", "split"]
 
 
 @dataclass(frozen=True)
-class Plan:
+class MemoryPlan:
     """The whole deployment's memory."""
 
     backend: Backend
     gpus: tuple[GpuPlan, ...]
     shape: Shape
     kv_bytes_per_token: int
-    capacity: Capacity
-    without_draft: Capacity
+    capacity: CacheCapacity
+    without_draft: CacheCapacity
     largest_max_model_len: int
     """The longest single request that the pool holds, at most the model's own limit."""
     request_bytes: int

@@ -8,11 +8,11 @@ from itertools import groupby, product
 
 from specserve.errors import Problem
 from specserve.memory.findings import rows, share
-from specserve.memory.result import Plan
+from specserve.memory.result import MemoryPlan
 from specserve.units import gib
 
 
-def conclusion(plan: Plan) -> str:
+def conclusion(plan: MemoryPlan) -> str:
     """One line: whether it fits, and for how many requests, with the draft and without."""
     if plan.fits is None:
         if plan.gpu_name:
@@ -30,7 +30,7 @@ def conclusion(plan: Plan) -> str:
     return here
 
 
-def render(plan: Plan) -> str:
+def render(plan: MemoryPlan) -> str:
     """The table of the tightest GPU, what it leaves, and the conclusion."""
     gpu = plan.tightest
     table = [*rows(plan, gpu)]
@@ -46,7 +46,7 @@ def render(plan: Plan) -> str:
     return "\n".join([*lines, f"Confidence: {plan.confidence}", conclusion(plan)])
 
 
-def _title(plan: Plan) -> str:
+def _title(plan: MemoryPlan) -> str:
     gpu = plan.tightest
     if plan.backend == "cpu":
         return "Memory" + ("" if gpu.total_bytes is None else f", {gib(gpu.total_bytes)} free")
@@ -75,7 +75,7 @@ class Cell:
 
 
 def grid(
-    replan: Callable[[int, bool, float], Plan],
+    replan: Callable[[int, bool, float], MemoryPlan],
     length: int,
     limit: int,
     shares: Collection[float],

@@ -105,7 +105,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Machine:
+class Lifecycle:
     """Where the engine is in its life."""
 
     state: State = State.STOPPED
@@ -139,13 +139,13 @@ class Machine:
 class Transition:
     """One step: the machine after it, what to do, and why."""
 
-    machine: Machine
+    machine: Lifecycle
     action: Action = Action.NONE
     reason: str | None = None
     """None when nothing changed."""
 
 
-def advance(m: Machine, event: Event, now: float, limits: Limits) -> Transition:
+def advance(m: Lifecycle, event: Event, now: float, limits: Limits) -> Transition:
     """The one transition function."""
     match m.state, event:
         case State.STOPPED, Start() if not m.over:
@@ -194,27 +194,27 @@ def advance(m: Machine, event: Event, now: float, limits: Limits) -> Transition:
             return Transition(m)
 
 
-def _due(m: Machine, now: float) -> bool:
+def _due(m: Lifecycle, now: float) -> bool:
     return m.deadline is not None and now >= m.deadline
 
 
-def _start(m: Machine, now: float, limits: Limits, reason: str) -> Transition:
+def _start(m: Lifecycle, now: float, limits: Limits, reason: str) -> Transition:
     until = now + limits.start_timeout_seconds
     started = replace(m, state=State.STARTING, since=now, deadline=until, killed=False, fix=None)
     return Transition(started, Action.START, reason)
 
 
-def _stopping(m: Machine, deadline: float, now: float, reason: str) -> Transition:
+def _stopping(m: Lifecycle, deadline: float, now: float, reason: str) -> Transition:
     return Transition(
         replace(m, state=State.STOPPING, since=now, deadline=deadline), Action.TERMINATE, reason
     )
 
 
-def _kill(m: Machine, now: float, reason: str) -> Transition:
+def _kill(m: Lifecycle, now: float, reason: str) -> Transition:
     return Transition(replace(m, killed=True, deadline=now + KILL_SECONDS), Action.KILL, reason)
 
 
-def _stop(m: Machine, event: Stop, now: float, limits: Limits) -> Transition:
+def _stop(m: Lifecycle, event: Stop, now: float, limits: Limits) -> Transition:
     """The first stop signal: drain when somebody may be served, else just end."""
     asked = replace(m, stop_signal=event.signal, stopped_from=m.state)
     if event.at_once:
@@ -229,7 +229,7 @@ def _stop(m: Machine, event: Stop, now: float, limits: Limits) -> Transition:
     return _stopping(asked, now + wait, now, f"{event.signal}: {verb}, {wait:g} s at most")
 
 
-def _hurry(m: Machine, event: Stop, now: float) -> Transition:
+def _hurry(m: Lifecycle, event: Stop, now: float) -> Transition:
     """A stop signal while stopping. After a failure it is the first one: unless it says at once, it
     only cancels the restart."""
     again = m.stop_signal is not None
@@ -244,14 +244,14 @@ def _hurry(m: Machine, event: Stop, now: float) -> Transition:
     return _kill(replace(asked, cut_short=True), now, f"{event.signal}: ending at once")
 
 
-def _forgiven(m: Machine, now: float) -> Machine:
+def _forgiven(m: Lifecycle, now: float) -> Lifecycle:
     """As its running ends: whether the restarts before it still count."""
     if m.state is State.RUNNING and now - m.since >= STABLE_SECONDS:
         return replace(m, restarts=0)
     return m
 
 
-def _lost(m: Machine, now: float, limits: Limits) -> Transition:
+def _lost(m: Lifecycle, now: float, limits: Limits) -> Transition:
     """Gone without having been asked: wait and restart, or give up."""
     if not m.retry or m.restarts >= limits.max_restarts:
         return Transition(replace(m, state=State.FATAL, since=now, deadline=None), reason=m.cause)

@@ -21,7 +21,7 @@ from typing import Any
 
 from specserve.supervise import state
 from specserve.supervise.child import Child, exit_cause
-from specserve.supervise.state import Action, Machine
+from specserve.supervise.state import Action, Lifecycle
 
 TICK_SECONDS = 0.2
 STOP_SIGNALS = (
@@ -45,7 +45,7 @@ class Hooks:
     """Asked while starting: ``Ready`` or ``Failed`` end the asking."""
     check_alive: Check
     """Asked while running: ``Failed`` when the engine says that it is dead."""
-    changed: Callable[[Machine, str], None]
+    changed: Callable[[Lifecycle, str], None]
     """Told of every transition with its reason."""
     gone: Callable[[Child], None]
     """Told when a child has ended with its whole group."""
@@ -72,13 +72,13 @@ class Supervisor:
         ready_seconds: float = 0.25,
         alive_seconds: float = 1.0,
     ) -> None:
-        self.machine = Machine()
+        self.machine = Lifecycle()
         self.child: Child | None = None
         self._hooks, self._limits, self._clock = hooks, limits, clock
         self._tick, self._pauses = tick_seconds, (ready_seconds, alive_seconds)
         self._queue: queue.SimpleQueue[int | _Answer] = queue.SimpleQueue()
 
-    def run(self) -> Machine:
+    def run(self) -> Lifecycle:
         """From start to end; answers the machine in its last state.
 
         Whatever happens, no process stays behind.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specserve.errors import EngineLost, EngineStartError, Interrupted, Problem
-from specserve.supervise.state import Limits, Machine, State
+from specserve.supervise.state import Lifecycle, Limits, State
 
 TAIL_LINES = 20
 _NOISE = re.compile(r"nanobind: |See https://nanobind| - leaked | - \.\.\. skipped")
@@ -29,7 +29,7 @@ class End:
     """What the last readiness check met."""
 
 
-def judge(machine: Machine, end: End, limits: Limits) -> None:
+def judge(machine: Lifecycle, end: End, limits: Limits) -> None:
     """Raise unless the engine was stopped cleanly."""
     if machine.state is State.FATAL or machine.stopped_from in (State.STOPPING, State.BACKOFF):
         if machine.was_ready:
@@ -57,7 +57,7 @@ def judge(machine: Machine, end: End, limits: Limits) -> None:
         )
 
 
-def failure(machine: Machine, end: End) -> Problem:
+def failure(machine: Lifecycle, end: End) -> Problem:
     """What happened, the cause where the log names one, and the last lines."""
     from specserve.engine.output import failures
 

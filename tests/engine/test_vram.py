@@ -122,7 +122,7 @@ def _cases(root: Path) -> dict[str, dict[str, Any]]:
     return {name: arguments | COMMON for name, arguments in cases.items()}
 
 
-def _planned(arguments: dict[str, Any]) -> vram.Plan:
+def _planned(arguments: dict[str, Any]) -> vram.MemoryPlan:
     models: dict[str, Any] = {"target_model": {"path": arguments["model"]}}
     body: dict[str, Any] = {
         "models": models,
@@ -160,7 +160,7 @@ def _facts(folder: str) -> ModelFacts:
 @pytest.fixture(scope="module")
 def results(
     tmp_path_factory: pytest.TempPathFactory,
-) -> dict[str, tuple[vram.Plan, dict[str, Any]]]:
+) -> dict[str, tuple[vram.MemoryPlan, dict[str, Any]]]:
     """Every case planned, and sized by the real engine, in one process."""
     cases = _cases(tmp_path_factory.mktemp("models"))
     program = Path(__file__).parent / "kv_sizing.py"
@@ -175,7 +175,7 @@ def results(
 
 @pytest.mark.parametrize("name", [*ARCHITECTURES, *DRAFTS])
 def test_kv_tokens_are_what_the_engine_makes(
-    name: str, results: dict[str, tuple[vram.Plan, dict[str, Any]]]
+    name: str, results: dict[str, tuple[vram.MemoryPlan, dict[str, Any]]]
 ) -> None:
     """The planned KV tokens and requests are exactly the engine's, for the same space."""
     plan, engine = results[name]

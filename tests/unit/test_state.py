@@ -13,8 +13,8 @@ from specserve.supervise.state import (
     Event,
     Exited,
     Failed,
+    Lifecycle,
     Limits,
-    Machine,
     Ready,
     Start,
     State,
@@ -31,9 +31,11 @@ CRASH = Exited("exited with status 1")
 TERM = Stop("SIGTERM")
 
 
-def walk(limits: Limits, *events: tuple[float, Event]) -> tuple[Machine, list[tuple[str, Action]]]:
+def walk(
+    limits: Limits, *events: tuple[float, Event]
+) -> tuple[Lifecycle, list[tuple[str, Action]]]:
     """The machine after the events, and (state, action) of every step."""
-    machine, seen = Machine(), []
+    machine, seen = Lifecycle(), []
     for now, event in events:
         step = advance(machine, event, now, limits)
         machine = step.machine
@@ -234,7 +236,7 @@ def test_whatever_happens_the_end_is_final_and_restarts_are_bounded(steps, max_r
     two stretches of ten quiet minutes."""
     limits = Limits(start_timeout_seconds=100, drain_timeout_seconds=70, max_restarts=max_restarts)
     times = itertools.accumulate(pause for pause, _ in steps)
-    machine, starts = Machine(), 0
+    machine, starts = Lifecycle(), 0
     for now, (_, event) in zip(times, steps, strict=True):
         step = advance(machine, event, now, limits)
         if machine.over:

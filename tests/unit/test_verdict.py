@@ -10,7 +10,7 @@ import pytest
 from specserve.commands.launch import block
 from specserve.errors import EngineLost, EngineStartError, Interrupted
 from specserve.supervise.report import Serving
-from specserve.supervise.state import Limits, Machine, State
+from specserve.supervise.state import Lifecycle, Limits, State
 from specserve.supervise.verdict import End, judge
 
 LIMITS = Limits(start_timeout_seconds=100, drain_timeout_seconds=70)
@@ -20,7 +20,9 @@ LOG = Path("/logs/engine.log")
 def test_a_clean_drain_says_nothing():
     """Stopped from running, by one signal, without KILL."""
     judge(
-        Machine(State.STOPPED, stop_signal="SIGTERM", stopped_from=State.RUNNING), End(LOG), LIMITS
+        Lifecycle(State.STOPPED, stop_signal="SIGTERM", stopped_from=State.RUNNING),
+        End(LOG),
+        LIMITS,
     )
 
 
@@ -37,7 +39,7 @@ def test_a_failed_start_names_cause_phase_and_remedy():
     ]
     end = End(LOG, "loading draft", ("Loading drafter model...", *lines, *noise), 1)
     with pytest.raises(EngineStartError) as caught:
-        judge(Machine(State.FATAL, cause="exited with status 1"), end, LIMITS)
+        judge(Lifecycle(State.FATAL, cause="exited with status 1"), end, LIMITS)
     (problem,) = caught.value.problems
     assert problem.message == (
         "exited with status 1, in phase 'loading draft'; memory ran out while the draft was loaded"
@@ -58,12 +60,12 @@ def test_what_the_last_check_met_stands_in_for_a_cause():
     with pytest.raises(
         EngineStartError, match="the last check met: http://h/v1/completions: answered 500: no"
     ):
-        judge(Machine(State.FATAL, cause="not ready within 100 s"), end, LIMITS)
+        judge(Lifecycle(State.FATAL, cause="not ready within 100 s"), end, LIMITS)
 
 
 def test_a_refusal_of_our_own_shows_no_engine_lines():
     """The canary's words and remedy; the engine's log has nothing to add."""
-    machine = Machine(State.FATAL, cause="canary: corrupt: x", retry=False, fix="--set a=b")
+    machine = Lifecycle(State.FATAL, cause="canary: corrupt: x", retry=False, fix="--set a=b")
     with pytest.raises(EngineStartError) as caught:
         judge(machine, End(LOG, "canary", ("INFO all well",), 0), LIMITS)
     assert str(caught.value) == f"engine: canary: corrupt: x\n  whole log: {LOG}\nFix: --set a=b"
@@ -71,7 +73,7 @@ def test_a_refusal_of_our_own_shows_no_engine_lines():
 
 def test_a_loss_after_ready_is_another_exception():
     """Exit code 5, and it says that it had been ready."""
-    machine = Machine(State.FATAL, cause="was killed by SIGKILL", was_ready=True)
+    machine = Lifecycle(State.FATAL, cause="was killed by SIGKILL", was_ready=True)
     with pytest.raises(EngineLost, match="was killed by SIGKILL, after it had been ready"):
         judge(machine, End(LOG), LIMITS)
 
@@ -79,7 +81,7 @@ def test_a_loss_after_ready_is_another_exception():
 @pytest.mark.parametrize("stopped_from", [State.STOPPING, State.BACKOFF, State.STARTING])
 def test_a_signal_after_a_loss_does_not_hide_it(stopped_from):
     """Stopped by hand while it ended, waited or loaded again: lost all the same, with the cause."""
-    machine = Machine(
+    machine = Lifecycle(
         State.STOPPED, cause="its core is dead", was_ready=True, stop_signal="SIGTERM"
     )
     with pytest.raises(EngineLost, match="its core is dead, after it had been ready"):
@@ -88,14 +90,18 @@ def test_a_signal_after_a_loss_does_not_hide_it(stopped_from):
 
 def test_a_signal_after_a_failed_start_does_not_hide_it():
     """Exit code 4 and the canary's words, not 130."""
-    machine = Machine(State.STOPPED, cause="canary: corrupt", fix="x", stopped_from=State.STOPPING)
+    machine = Lifecycle(
+        State.STOPPED, cause="canary: corrupt", fix="x", stopped_from=State.STOPPING
+    )
     with pytest.raises(EngineStartError, match="canary: corrupt"):
         judge(machine, End(LOG), LIMITS)
 
 
 def test_a_drain_that_was_cut_off_by_kill_is_a_loss():
     """Requests may have been lost, so 0 would be a lie."""
-    machine = Machine(State.STOPPED, stop_signal="SIGTERM", stopped_from=State.RUNNING, killed=True)
+    machine = Lifecycle(
+        State.STOPPED, stop_signal="SIGTERM", stopped_from=State.RUNNING, killed=True
+    )
     with pytest.raises(EngineLost, match="did not end within 70 s after SIGTERM and was killed"):
         judge(machine, End(LOG), LIMITS)
 
@@ -104,11 +110,11 @@ def test_a_drain_that_was_cut_off_by_kill_is_a_loss():
     ("machine", "words"),
     [
         (
-            Machine(State.STOPPED, stop_signal="SIGINT", stopped_from=State.STARTING),
+            Lifecycle(State.STOPPED, stop_signal="SIGINT", stopped_from=State.STARTING),
             "SIGINT before the engine was ready",
         ),
         (
-            Machine(
+            Lifecycle(
                 State.STOPPED,
                 stop_signal="SIGINT",
                 stopped_from=State.RUNNING,

@@ -37,7 +37,7 @@ def plan(
     hardware: dict[str, Any] | None = None, *, draft: bool = True, target: dict[str, Any] = QWEN3_8B,
     speculation: dict[str, Any] | None = None, models: dict[str, Any] | None = None,
     engine: dict[str, Any] | None = None, **given: Any,
-) -> vram.Plan:  # fmt: skip
+) -> vram.MemoryPlan:  # fmt: skip
     """Qwen3-8B, with Qwen3-0.6B as its draft unless told otherwise."""
     body: dict[str, Any] = {
         "models": {"target_model": {"path": "target", **(models or {})}},
@@ -402,7 +402,7 @@ def test_a_gpu_of_unknown_memory_is_named() -> None:
 
 
 def _grid() -> list[vram_text.Cell]:
-    def again(length: int, draft: bool, share: float) -> vram.Plan:
+    def again(length: int, draft: bool, share: float) -> vram.MemoryPlan:
         return plan(
             RTX_4090, draft=draft, engine={"max_model_len": length, "gpu_memory_utilization": share}
         )

@@ -36,7 +36,7 @@ CONFIGS |= {k: COMMON | v for k, v in HYBRIDS.items()}
 ODD = st.sampled_from([None, "x", 0, -1, 1.5, True, 3, 10**9, [], {}, [None], {"a": 1}])
 
 
-def _plan(config: dict[str, Any], method: str | None = None, tp: int = 1) -> vram.Plan:
+def _plan(config: dict[str, Any], method: str | None = None, tp: int = 1) -> vram.MemoryPlan:
     speculation = {"enabled": method is not None, "method": method}
     body = {
         "models": {"target_model": {"path": "t", "tensor_parallel_size": tp}},

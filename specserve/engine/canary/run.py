@@ -24,7 +24,7 @@ from specserve.engine.http.client import Completion, EngineClient, EngineRefused
 from specserve.engine.http.metrics import EngineSnapshot, MetricsError, parse
 from specserve.units import percent
 
-Verdict = Literal["ok", "corrupt", "inactive", "ineffective", "unproven"]
+CanaryVerdict = Literal["ok", "corrupt", "inactive", "ineffective", "unproven"]
 
 LATE = "the canary ran out of time (engine.canary.timeout_seconds)"
 MIN_DRAFTS = 5
@@ -40,7 +40,7 @@ class CanaryResult:
     rate at position 0 is under the floor, as when the weights of a draft head were not applied.
     """
 
-    verdict: Verdict
+    verdict: CanaryVerdict
     reasons: tuple[str, ...] = ()
     position0_acceptance: float | None = None
     """On greedy text; None when too little was drafted."""
@@ -145,7 +145,7 @@ class _Canary:
             verdict, reasons, self._position0(), default, drafts, self.asker.compared, failed=failed
         )
 
-    def _verdict(self, corrupt: str | None) -> tuple[Verdict, tuple[str, ...]]:
+    def _verdict(self, corrupt: str | None) -> tuple[CanaryVerdict, tuple[str, ...]]:
         notes = tuple(self.notes)
         if corrupt:
             return "corrupt", (corrupt, *notes)

@@ -21,7 +21,7 @@ from specserve.units import MIB
 MAX_BYTES = 16 * MIB
 MAX_LINES = 200_000
 
-Role = Literal[
+SampleRole = Literal[
     "gauge",
     "counter",
     "position",
@@ -63,7 +63,7 @@ _HISTOGRAMS = {
     "vllm:e2e_request_latency_seconds": "request_latency",
     "vllm:request_queue_time_seconds": "queue_time",
 }
-_OTHERS: dict[str, tuple[Role, str]] = {
+_OTHERS: dict[str, tuple[SampleRole, str]] = {
     "vllm:spec_decode_num_accepted_tokens_per_pos_total": ("position", ""),
     "vllm:request_success_total": ("reason", ""),
     "vllm:iteration_tokens_total_count": (
@@ -75,7 +75,7 @@ _OTHERS: dict[str, tuple[Role, str]] = {
     "http_requests_total": ("http", ""),
     "process_start_time_seconds": ("start", ""),
 }
-NAMES: Mapping[str, tuple[Role, str]] = {
+NAMES: Mapping[str, tuple[SampleRole, str]] = {
     **{name: ("gauge", to) for name, to in _GAUGES.items()},
     **{name: ("counter", to) for name, to in _COUNTERS.items()},
     **{f"{name}_bucket": ("bucket", to) for name, to in _HISTOGRAMS.items()},

@@ -8,16 +8,10 @@ anybody. Runs inside the engine: standard library only.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable, MutableMapping
 from hashlib import sha256
-from typing import Any
 
 from specserve.engine.command import environment
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+from specserve.engine.inside.asgi import App, Receive, Scope, Send
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/metrics", "/version"})
 """What load balancers, Kubernetes and Prometheus ask without a key.

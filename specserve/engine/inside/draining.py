@@ -11,14 +11,11 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+from specserve.engine.inside.asgi import App, Receive, Scope, Send
 
 RETRY_SECONDS = 5
 _ERROR = {
