@@ -1,4 +1,4 @@
-"""One arm of a benchmark as a live server: launched as any user would, or one that already runs."""
+"""One arm of a benchmark as a live server: launched as any user would, or already running."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeAlias
 
 from specserve.bench import slo
 from specserve.bench.result import Search, Speculation
@@ -33,7 +34,10 @@ from specserve.supervise.child import Child, exit_cause
 
 POLL_SECONDS = 0.2
 MAX_FOREIGN_SHARE = 0.05
-"""More tokens than this beyond ours: the counters are not about us. Requests that failed halfway have made some."""
+"""More tokens than this beyond ours: the counters are not about us alone. Requests that failed
+halfway have made some."""
+Snapshot: TypeAlias = metrics.EngineSnapshot | None
+"""None where it could not be read."""
 _REFUSALS: Mapping[int, type[SpecserveError]] = {
     ExitCode.CONFIG: ConfigError,
     ExitCode.PREFLIGHT: PreflightRefused,
@@ -59,22 +63,25 @@ class ArmSpec:
     def api_key(self) -> str | None:
         """What its server asks for."""
         key = self.loaded.settings.server.api_key
-        return key.get_secret_value() if key else None
+        if key is None:
+            return None
+        return key.get_secret_value()
 
     @property
     def verifies(self) -> bool:
-        """Whether the certificate of its server is checked; that of a server which we launch is our own."""
+        """Whether the certificate of its server is checked; one that we launch has our own."""
         return self.url is not None
 
 
 def require_side_by_side(specs: Sequence[ArmSpec], *, has_gpu: bool) -> None:
-    """Raises ConfigError where arms that are launched together would want more than the memory of their GPUs."""
+    """Raises ConfigError where arms launched together want more than the memory of their GPUs."""
     engines = [s.loaded.settings.engine for s in specs if s.url is None]
     shares: dict[str | None, float] = {}
     for engine in engines:
         devices = engine.env.get("CUDA_VISIBLE_DEVICES")
         shares[devices] = shares.get(devices, 0.0) + engine.gpu_memory_utilization
-    if has_gpu and (share := max(shares.values(), default=0.0)) > 1:
+    share = max(shares.values(), default=0.0)
+    if has_gpu and share > 1:
         raise ConfigError(
             f"the arms want {share:.2f} of the same GPU's memory; must be at most 1 together",
             where="--together",
@@ -83,10 +90,16 @@ def require_side_by_side(specs: Sequence[ArmSpec], *, has_gpu: bool) -> None:
 
 
 class ArmServer:
-    """The server of one arm: launched by ``specserve launch`` as any user would, or one that already runs."""
+    """The server of one arm: launched as any user would, or already running."""
 
-    def __init__(self, spec: ArmSpec, out: Path, environ: Mapping[str, str]) -> None:
-        self.spec, self._out, self._environ = spec, out, environ
+    def __init__(
+        self,
+        spec: ArmSpec,
+        out: Path,
+        environ: Mapping[str, str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.spec, self._out, self._environ, self._clock = spec, out, environ, clock
         self.client = spec.client()
         self.child: Child | None = None
         self.ready_seconds: float | None = None
@@ -108,14 +121,11 @@ class ArmServer:
             told = Path(folder) / "ready.json"
             self.child = Child(self._command(told), self._environ, lambda line: _append(log, line))
             while not told.exists():
-                if (status := self.child.poll()) is not None:
-                    message, where = (
-                        f"{exit_cause(status)} before it was ready",
-                        f"arm '{self.spec.name}'",
-                    )
-                    raise _REFUSALS.get(status, EngineStartError)(
-                        [Problem(message, where, _tail(self.child))]
-                    )
+                status = self.child.poll()
+                if status is not None:
+                    message = f"{exit_cause(status)} before it was ready"
+                    problem = Problem(message, f"arm '{self.spec.name}'", _tail(self.child))
+                    raise _REFUSALS.get(status, EngineStartError)([problem])
                 time.sleep(POLL_SECONDS)
             facts = json.loads(told.read_text(encoding="utf-8"))
         self.ready_seconds, self.kv_cache_tokens = facts["ready_seconds"], facts["kv_cache_tokens"]
@@ -133,16 +143,19 @@ class ArmServer:
             self.child.terminate()
 
     def wait(self) -> int:
-        """The exit status after at most the drain time and some; -9 when it has not ended by then."""
+        """The exit status after at most the drain time and some; -9 if it has not ended by then."""
         if self.child is None:
             return 0
-        deadline = time.monotonic() + self.spec.loaded.settings.engine.drain_timeout_seconds + 30
-        while (status := self.child.poll()) is None and time.monotonic() < deadline:
+        deadline = self._clock() + self.spec.loaded.settings.engine.drain_timeout_seconds + 30
+        while self._clock() < deadline:
+            status = self.child.poll()
+            if status is not None:
+                return status
             time.sleep(POLL_SECONDS)
-        return -9 if status is None else status
+        return -9
 
     def stop(self) -> None:
-        """Drain and end; kill what does not. A further signal to us is one to it, which then ends at once."""
+        """Drain and end; kill what does not. A second signal to us is passed on."""
         if self.child is None:
             return
         try:
@@ -156,9 +169,9 @@ class ArmServer:
             self.child.finish()
 
     def counters(self) -> metrics.EngineSnapshot | None:
-        """The engine's counters now; None when they cannot be read, which is said by their absence."""
+        """The engine's counters now; None when they cannot be read."""
         try:
-            return metrics.parse(self.client.metrics_text(timeout=30), at_seconds=time.monotonic())
+            return metrics.parse(self.client.metrics_text(timeout=30), at_seconds=self._clock())
         except (EngineError, metrics.MetricsError):
             return None
 
@@ -168,51 +181,48 @@ def _append(log: TextIO, line: str) -> None:
     log.flush()
 
 
-def speculation(
-    before: metrics.EngineSnapshot | None, after: metrics.EngineSnapshot | None
-) -> Speculation | None:
-    names = ("drafts", "draft_tokens", "accepted_tokens")
-    delta = [_delta(before, after, n) for n in names]
-    if any(d is None for d in delta) or not delta[1]:
+def speculation(before: Snapshot, after: Snapshot) -> Speculation | None:
+    """What was drafted and accepted in between; None when nothing was, or it is unknown."""
+    drafts = _delta(before, after, "drafts")
+    drafted = _delta(before, after, "draft_tokens")
+    accepted = _delta(before, after, "accepted_tokens")
+    if before is None or after is None or drafts is None or accepted is None or not drafted:
         return None
-    old = (before.accepted_per_position if before else None) or ()
-    new = (after.accepted_per_position if after else None) or ()
-    drafts, draft_tokens, accepted = (d or 0.0 for d in delta)
+    new, old = after.accepted_per_position or (), before.accepted_per_position or ()
     return Speculation(
         drafts=drafts,
-        draft_tokens=draft_tokens,
+        draft_tokens=drafted,
         accepted_tokens=accepted,
-        accepted_per_position=[n - (old[i] if i < len(old) else 0.0) for i, n in enumerate(new)],
+        accepted_per_position=[n - o for n, o in zip_longest(new, old, fillvalue=0.0)],
     )
 
 
-def _delta(
-    before: metrics.EngineSnapshot | None, after: metrics.EngineSnapshot | None, name: str
-) -> float | None:
+def _delta(before: Snapshot, after: Snapshot, name: str) -> float | None:
     if before is None or after is None:
         return None
     old, new = before.total(name), after.total(name)
-    return None if old is None or new is None else new - old
+    if old is None or new is None:
+        return None
+    return new - old
 
 
-def foreign_tokens(
-    before: metrics.EngineSnapshot | None, after: metrics.EngineSnapshot | None, ours: int
-) -> float | None:
-    """Tokens that the server made for others, 0 when there were none to speak of; None when it is unknown."""
+def foreign_tokens(before: Snapshot, after: Snapshot, ours: int) -> float | None:
+    """Tokens that the server made for others, 0 when hardly any; None when it is unknown."""
     made = _delta(before, after, "generation_tokens")
     if made is None:
         return None
-    return made - ours if made > ours * (1 + MAX_FOREIGN_SHARE) else 0.0
+    if made <= ours * (1 + MAX_FOREIGN_SHARE):
+        return 0.0
+    return made - ours
 
 
-def prefix_hits(
-    before: metrics.EngineSnapshot | None, after: metrics.EngineSnapshot | None
-) -> float | None:
-    hits, queries = (
-        _delta(before, after, "prefix_cache_hits"),
-        _delta(before, after, "prefix_cache_queries"),
-    )
-    return hits / queries if hits is not None and queries else None
+def prefix_hits(before: Snapshot, after: Snapshot) -> float | None:
+    """Share of the queried tokens that the prefix cache held."""
+    hits = _delta(before, after, "prefix_cache_hits")
+    queries = _delta(before, after, "prefix_cache_queries")
+    if hits is None or not queries:
+        return None
+    return hits / queries
 
 
 def ask(client: EngineClient, request: Request, **sampling: Any) -> Completion:
@@ -223,7 +233,10 @@ def ask(client: EngineClient, request: Request, **sampling: Any) -> Completion:
 
 
 def score(client: EngineClient, request: Request, text: str) -> list[float] | None:
-    """Distance of each token of ``text`` to the target's best after this request, in nats; None when unknown."""
+    """Distance of each token of ``text`` to the target's best after this request, in nats.
+
+    None when it is unknown.
+    """
     try:
         shared: dict[str, Any] = {
             "max_tokens": 1,
@@ -246,10 +259,9 @@ def score(client: EngineClient, request: Request, text: str) -> list[float] | No
 
 
 def guidellm(environ: Mapping[str, str]) -> str:
-    """The command that searches: on the PATH (it may have an environment of its own), or beside this interpreter."""
-    found = shutil.which(
-        "guidellm", path=f"{environ.get('PATH', '')}{os.pathsep}{Path(sys.executable).parent}"
-    )
+    """The command that searches: on the PATH, or beside this interpreter."""
+    path = f"{environ.get('PATH', '')}{os.pathsep}{Path(sys.executable).parent}"
+    found = shutil.which("guidellm", path=path)
     if found is None:
         raise ConfigError(
             "guidellm is not installed; it searches for the highest load",
@@ -266,7 +278,7 @@ def search(
     probe_seconds: float,
     environ: Mapping[str, str],
 ) -> Search:
-    """The highest load at which this arm meets the objectives. Raises Unsound when guidellm fails."""
+    """The highest load at which this arm meets the objectives. Raises Unsound if guidellm fails."""
     told = {"model": server.model, "api_key": server.spec.api_key}
     with tempfile.TemporaryDirectory() as name:  # for us alone: the scenario holds the key
         folder = Path(name)
@@ -276,8 +288,10 @@ def search(
         argv = [guidellm(environ), "run", "--config", str(scenario), "--disable-console"]
         child = Child(argv, environ, lambda _: None)
         try:
-            while (status := child.poll()) is None:
+            status = child.poll()
+            while status is None:
                 time.sleep(POLL_SECONDS)
+                status = child.poll()
         finally:
             child.kill()
         if status != 0:

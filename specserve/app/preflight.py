@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from specserve.checkpoint import lock as integrity
 from specserve.checkpoint import read as reading
 from specserve.checkpoint.facts import CheckpointRefused, ModelFacts
+from specserve.config.models import DraftModel, TargetModel
 from specserve.config.schema import Settings
 from specserve.config.speculation import NEEDS_DRAFT
 from specserve.errors import ConfigError, PreflightRefused, Problem
@@ -70,7 +71,7 @@ class PreflightReport:
 
     @property
     def weights_bytes(self) -> int | None:
-        """Of target and draft together, as their files have them; None when the target's are not known."""
+        """Of both models together, as their files have them; None if the target's are unknown."""
         if self.target is None or self.target.total_size_bytes is None:
             return None
         if self.draft is None or self.draft.total_size_bytes is None:
@@ -79,24 +80,24 @@ class PreflightReport:
 
     def as_dict(self) -> dict[str, JsonValue]:
         """The JSON form."""
-        vocabularies = self.vocabularies
         pair: dict[str, JsonValue] = {
             "method": self.method,
             "target": None,
             "draft": None,
-            "vocabulary": None if vocabularies is None else vocabularies.as_dict(),
+            "vocabulary": None,
             "vocabulary_overlap_ratio": self.vocabulary_overlap_ratio,
         }
         if self.target is not None:
             pair["target"] = _model_dict(self.target)
         if self.draft is not None:
             pair["draft"] = {"kind": heads.kind_of(self.draft), **_model_dict(self.draft)}
-        return {
-            "ok": self.ok,
-            "findings": [f.as_dict() for f in self.findings],
-            "pair": pair,
-            "vram": None if self.plan is None else self.plan.as_dict(),
-        }
+        if self.vocabularies is not None:
+            pair["vocabulary"] = self.vocabularies.as_dict()
+        vram = None
+        if self.plan is not None:
+            vram = self.plan.as_dict()
+        findings: list[JsonValue] = [f.as_dict() for f in self.findings]
+        return {"ok": self.ok, "findings": findings, "pair": pair, "vram": vram}
 
 
 def require(report: PreflightReport) -> None:
@@ -120,13 +121,14 @@ def run(
 
     _require_known(skip)
     settings, env = loaded.settings, environ or {}
-    with ThreadPoolExecutor(
-        1
-    ) as pool:  # vLLM takes seconds to say what it is where nobody asked it before
+    with ThreadPoolExecutor(1) as pool:
+        # In a thread, since a vLLM that was not asked before takes seconds to describe itself.
         asked = pool.submit(_ask_engine, env)
         target, findings = read(settings, "target_model")
-        draft, more = read(settings, "draft_model") if settings.uses_draft_model else (None, [])
-        findings += more
+        draft = None
+        if settings.uses_draft_model:
+            draft, more = read(settings, "draft_model")
+            findings += more
         in_memory, plan = _memory(loaded, target, draft, env)
         findings += integrity.against_lock(loaded.path, _read(target, draft))
         verdict = pair_findings(
@@ -169,18 +171,18 @@ def _require_known(skip: Sequence[str]) -> None:
 
     unknown = [code for code in skip if not is_known(code)]
     if unknown:
-        hints = [did_you_mean(code, CODES) or "; docs/checks.md lists them" for code in unknown]
-        raise ConfigError(
-            [
-                Problem(f"unknown code '{c}'{h}", "--skip")
-                for c, h in zip(unknown, hints, strict=True)
-            ]
-        )
+        problems = []
+        for code in unknown:
+            hint = did_you_mean(code, CODES) or "; docs/checks.md lists them"
+            problems.append(Problem(f"unknown code '{code}'{hint}", "--skip"))
+        raise ConfigError(problems)
 
 
 def read(settings: Settings, role: str) -> tuple[ModelFacts | None, list[Finding]]:
     """One checkpoint of the config, and what reading it showed; None when it cannot be read."""
-    model = settings.models.target_model if role == "target_model" else settings.models.draft_model
+    model: TargetModel | DraftModel | None = settings.models.target_model
+    if role == "draft_model":
+        model = settings.models.draft_model
     assert model is not None
     try:
         facts = reading.read(model.path, revision=model.revision, token=settings.models.token)
@@ -197,7 +199,7 @@ def read(settings: Settings, role: str) -> tuple[ModelFacts | None, list[Finding
 
 
 def _placed(finding: Finding, role: str) -> Finding:
-    """The finding with the config key in front of the path, so that a reader knows which model it is."""
+    """The finding with the config key before the path, so that a reader knows which model it is."""
     where = f"models.{role}.path ({finding.where})"
     return Finding(finding.code, finding.severity, where, finding.message, finding.fix)
 
@@ -210,9 +212,10 @@ def pair_findings(
     known_types: Callable[[], Collection[str] | None] = lambda: None,
     progress: integrity.Progress = lambda _name, _n: None,
 ) -> vocabulary.Verdict:
-    """Every finding that the checkpoints alone decide. Works with what is there: one unreadable model hides nothing.
+    """Every finding that the checkpoints alone decide. One unreadable model hides nothing.
 
-    ``known_types`` is asked last: the ``model_type``s that the installed libraries know; None where none could say.
+    ``known_types`` is asked last: the ``model_type``s that the installed libraries know; None where
+    none could say.
     """
     verdict = _checkpoints(settings, target, draft, progress)
     code = [
@@ -230,10 +233,9 @@ def _roles(
         yield Role(target, ours, _TARGET, tp, trust)
     if draft is not None and theirs is not None:
         is_head = heads.kind_of(draft) not in (None, "draft_model")
-        own = (
-            theirs.tensor_parallel_size if is_head else None
-        ) or tp  # a draft model runs at target TP
-        yield Role(draft, theirs, _DRAFT, own, trust, is_head)
+        if is_head and theirs.tensor_parallel_size:  # a draft model runs at the target's TP
+            tp = theirs.tensor_parallel_size
+        yield Role(draft, theirs, _DRAFT, tp, trust, is_head)
 
 
 def _checkpoints(
@@ -287,13 +289,11 @@ def _both(
 def _mtp(
     settings: Settings, target: ModelFacts | None, draft: ModelFacts | None
 ) -> Iterator[Finding]:
-    separate = settings.models.draft_model is not None
-    carrier = draft if separate else target
+    carrier, where = target, _TARGET
+    if settings.models.draft_model is not None:
+        carrier, where = draft, _DRAFT
     if carrier is not None:
-        k, where = (
-            settings.speculative_decoding.num_speculative_tokens,
-            _DRAFT if separate else _TARGET,
-        )
+        k = settings.speculative_decoding.num_speculative_tokens
         yield from mtp.check(carrier, k, f"{where}.path")
 
 
@@ -307,7 +307,9 @@ def _ask_engine(
     if installed is None:
         return None, None, []
     answer = introspect.describe(installed, environ=environ)
-    return (installed, None, [answer]) if isinstance(answer, Finding) else (installed, answer, [])
+    if isinstance(answer, Finding):
+        return installed, None, [answer]
+    return installed, answer, []
 
 
 def _measured_with_another(loaded: Loaded, installed: Installed) -> Iterator[Finding]:
@@ -357,7 +359,9 @@ def _read(target: ModelFacts | None, draft: ModelFacts | None) -> dict[str, Mode
 
 
 def _types(engine: EngineFacts | None) -> Collection[str] | None:
-    return (engine.model_types or None) if engine else None
+    if engine is None:
+        return None
+    return engine.model_types or None
 
 
 def _shm_bytes() -> int | None:
@@ -379,20 +383,16 @@ def _memory(
     plan = Planning.of(loaded, environ=environ, target=target, draft=draft).plan()
     found = of_plan(plan)
     if plan.fits is None:
-        what = (
-            f"the memory of {plan.gpu_name!r} is not known"
-            if plan.gpu_name
-            else "no GPU was found or is described"
-        )
-        fix = f"set hardware.{'gpu_memory_gib' if plan.gpu_name else 'gpu_name'}"
-        found.append(
-            Finding("vram-not-checked", "info", "hardware", f"{what}; memory was not checked", fix)
-        )
+        what, key = "no GPU was found or is described", "gpu_name"
+        if plan.gpu_name:
+            what, key = f"the memory of {plan.gpu_name!r} is not known", "gpu_memory_gib"
+        message, fix = f"{what}; memory was not checked", f"set hardware.{key}"
+        found.append(Finding("vram-not-checked", "info", "hardware", message, fix))
     return found, plan
 
 
 def _without_echoes(findings: list[Finding]) -> list[Finding]:
-    """The same fault said once: where a check of the pair names the cause, the engine's view of it is left out."""
+    """Each fault once: where a check of the pair names the cause, the engine's view is left out."""
     codes = {f.code for f in findings}
     return [f for f in dict.fromkeys(findings) if not codes & _SAID_BY.get(f.code, set())]
 
@@ -401,7 +401,7 @@ def _model_dict(facts: ModelFacts) -> dict[str, JsonValue]:
     return {
         "path": facts.path,
         "revision": facts.revision,
-        "architecture": facts.architectures[0] if facts.architectures else None,
+        "architecture": next(iter(facts.architectures), None),
         "weights_bytes": facts.total_size_bytes,
         "dtype": match.stored_dtype(facts),
         "quantization": consistency.quantization_of(facts),
