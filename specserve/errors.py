@@ -113,7 +113,8 @@ class EngineLost(SpecserveError):
 
 
 class Unsound(SpecserveError):
-    """Raised when what was measured does not support a verdict, or says that the server is not fit."""
+    """Raised when what was measured does not support a verdict, or says that the server is not
+    fit."""
 
     exit_code = ExitCode.UNSOUND
 

@@ -53,7 +53,10 @@ PAIR_CODES: Mapping[str, tuple[str, str]] = {
         "Restore the original config.json.",
     ),
     "checkpoint-corrupt": (
-        "A JSON file or a safetensors header is broken, truncated, too large, or contradicts the file's size.",
+        (
+            "A JSON file or a safetensors header is broken, truncated, too large, or "
+            "contradicts the file's size."
+        ),
         "Download the named file again.",
     ),
     "checkpoint-unsafe-path": (
@@ -65,8 +68,14 @@ PAIR_CODES: Mapping[str, tuple[str, str]] = {
         "Finish the download.",
     ),
     "pickle-weights": (
-        "The weights are pickles (.bin, .pt, .pth): loading one can run code and its shapes cannot be read.",
-        "Convert to safetensors; `--skip pickle-weights` trusts the file and leaves shapes unchecked.",
+        (
+            "The weights are pickles (.bin, .pt, .pth): loading one can run code and its "
+            "shapes cannot be read."
+        ),
+        (
+            "Convert to safetensors; `--skip pickle-weights` trusts the file and leaves "
+            "shapes unchecked."
+        ),
     ),
     "gguf-weights": (
         "The weights are GGUF, which is not read.",
@@ -93,8 +102,14 @@ PAIR_CODES: Mapping[str, tuple[str, str]] = {
     ),
     "vocab-size": ("vocab_size differs; vLLM refuses the pair.", "Use a draft of the same family."),
     "vocab-size-padding": (
-        "The tokenizers match, the embeddings are padded to different sizes; vLLM refuses the pair.",
-        "Use a draft with the same padding, or use_heterogeneous_vocab: true. Editing vocab_size does not help.",
+        (
+            "The tokenizers match, the embeddings are padded to different sizes; vLLM "
+            "refuses the pair."
+        ),
+        (
+            "Use a draft with the same padding, or use_heterogeneous_vocab: true. Editing "
+            "vocab_size does not help."
+        ),
     ),
     "vocab-tokens": (
         "Some ids mean different tokens. Output stays right but drafts are noise.",
@@ -105,11 +120,14 @@ PAIR_CODES: Mapping[str, tuple[str, str]] = {
         "Measure acceptance on chat and tool calls.",
     ),
     "tokenizer-rules": (
-        "Equal maps, other normalizer, pre-tokenizer or merges: the draft saw text split otherwise.",
+        (
+            "Equal maps, other normalizer, pre-tokenizer or merges: the draft saw text split "
+            "differently."
+        ),
         "Use the draft that was made for this target.",
     ),
     "special-tokens": (
-        "Begin or end tokens differ: the draft ends its turns otherwise.",
+        "Begin or end tokens differ: the draft ends its turns differently.",
         "Use a draft tuned with the target's chat format.",
     ),
     "chat-template": (
@@ -117,7 +135,10 @@ PAIR_CODES: Mapping[str, tuple[str, str]] = {
         "Measure acceptance through /v1/chat/completions.",
     ),
     "vocab-overlap": (
-        "With use_heterogeneous_vocab: few shared tokens. Warning under 90 %, error under min_vocab_overlap_ratio.",
+        (
+            "With use_heterogeneous_vocab: few shared tokens. Warning under 90 %, error "
+            "under min_vocab_overlap_ratio."
+        ),
         "Use a draft of a closer family.",
     ),
     "vocab-no-fallback": (
@@ -174,7 +195,10 @@ PAIR_CODES: Mapping[str, tuple[str, str]] = {
         "Restore its config.json.",
     ),
     "head-d2t": (
-        "A pruned vocabulary without a d2t table, or with one that is not one-to-one or leaves the target's ids.",
+        (
+            "A pruned vocabulary without a d2t table, or with one that is not one-to-one or "
+            "leaves the target's ids."
+        ),
         "Convert the head again.",
     ),
     "head-block-size": (
@@ -229,7 +253,10 @@ PAIR_CODES: Mapping[str, tuple[str, str]] = {
     # both
     "draft-is-target": ("Draft and target are the same files.", "Choose a smaller model."),
     "size-ratio": (
-        "Draft weights outside 1/50 to 1/4 of the target's: too slow to help, or too weak to be accepted.",
+        (
+            "Draft weights outside 1/50 to 1/4 of the target's: too slow to help, or too "
+            "weak to be accepted."
+        ),
         "Measure before rolling out.",
     ),
     "draft-context": (
@@ -253,7 +280,10 @@ PAIR_CODES: Mapping[str, tuple[str, str]] = {
     "draft-quantization": ("Target and draft are quantized differently.", "Nothing to do."),
     # sampling
     "sampling-rejected": (
-        "generation_config.json sets min_p or logit_bias; with speculation the engine rejects every such request.",
+        (
+            "generation_config.json sets min_p or logit_bias; with speculation the engine "
+            "rejects every such request."
+        ),
         "Set engine.extra_args.generation-config: vllm.",
     ),
     "sampling-temperature": (
@@ -268,7 +298,10 @@ PAIR_CODES: Mapping[str, tuple[str, str]] = {
         "Download again, or lock anew.",
     ),
     "lock-unhashed": (
-        "Revision, names and sizes match the manifest beside the config; hashes take longer and were left out.",
+        (
+            "Revision, names and sizes match the manifest beside the config; hashes take "
+            "longer and were left out."
+        ),
         "specserve models verify CONFIG",
     ),
 }
@@ -305,7 +338,10 @@ ENGINE_CODES: Mapping[str, tuple[str, str]] = {
         "Set the method in the fix.",
     ),
     "model-runner": (
-        "The model runner in force does not know the method; as information, which one runs and why.",
+        (
+            "The model runner in force does not know the method; as information, which one "
+            "runs and why."
+        ),
         "Unset VLLM_USE_V2_MODEL_RUNNER, or choose another method.",
     ),
     "arctic-inference-missing": ("Method suffix needs a package.", "pip install arctic-inference"),
@@ -357,7 +393,10 @@ MEMORY_CODES: Mapping[str, tuple[str, str]] = {
     ),
     "vram-assumed": ("A number of the plan is an assumption.", "Nothing to do."),
     "vram-not-checked": (
-        "No GPU was found and none is described, or the memory of its name is not known; memory was not checked.",
+        (
+            "No GPU was found and none is described, or the memory of its name is not known; "
+            "memory was not checked."
+        ),
         "Set hardware.gpu_name, or hardware.gpu_memory_gib.",
     ),
 }

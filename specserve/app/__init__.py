@@ -1,1 +1,4 @@
-"""What a command does: the composition roots, one module a command. Prints nothing and never exits."""
+"""What a command does: the composition roots, one module a command.
+
+Prints nothing and never exits.
+"""

@@ -1,4 +1,5 @@
-"""The benchmark as it runs: arms are launched (or already run), loaded block by block, and written."""
+"""The benchmark as it runs: arms are launched (or already run), loaded block by block, and
+written."""
 
 from __future__ import annotations
 
@@ -58,7 +59,10 @@ class BenchProgress:
 
 
 class Bench:
-    """One benchmark run. ``run`` returns the result; what was measured is on disk after every block."""
+    """One benchmark run.
+
+    ``run`` returns the result; what was measured is on disk after every block.
+    """
 
     def __init__(
         self,
@@ -74,8 +78,9 @@ class Bench:
     ) -> None:
         """``start`` is the result so far, with the blocks that need not be measured again.
 
-        Where it says ``together``, every arm keeps running: no restart between legs. ``objectives`` are
-        those within which the highest load of each arm is searched (:func:`specserve.bench.slo.parse`).
+        Where it says ``together``, every arm keeps running: no restart between legs. ``objectives``
+        are those within which the highest load of each arm is searched
+        (:func:`specserve.bench.slo.parse`).
         """
         self._specs = {spec.name: spec for spec in specs}
         self._plan, self._out, self._environ = plan, out, environ
@@ -88,7 +93,10 @@ class Bench:
         self._running: dict[str, ArmServer] = {}
 
     def run(self, progress: BenchProgress) -> Result:
-        """Measure every block that is missing. Raises Interrupted with what was measured on disk."""
+        """Measure every block that is missing.
+
+        Raises Interrupted with what was measured on disk.
+        """
         self._progress = progress
         steps = self._plan.steps()
         left = self._plan.left(self._result.blocks) or ()
@@ -156,7 +164,8 @@ class Bench:
         self._keep(blocks=[*self._result.blocks, block], order=[*self._result.order, label])
 
     def _server(self, load: LoadClient, spec: ArmSpec) -> ArmServer:
-        """The arm's server, started if it does not run yet; others give way unless they may stay."""
+        """The arm's server, started if it does not run yet; others give way unless they may
+        stay."""
         if spec.name in self._running:
             return self._running[spec.name]
         if not self._result.together:
@@ -293,7 +302,8 @@ def _send(load: LoadClient, server: ArmServer, workload: Workload, concurrency: 
 
 
 def gpus_of(spec: ArmSpec, environ: Mapping[str, str]) -> tuple[str | None, int] | None:
-    """CUDA_VISIBLE_DEVICES of this arm's engine, and how many it uses; None for another machine's."""
+    """CUDA_VISIBLE_DEVICES of this arm's engine, and how many it uses; None for another
+    machine's."""
     if spec.url is not None and urlsplit(spec.url).hostname not in LOOPBACK:
         return None
     target, env = spec.loaded.settings.models.target_model, spec.loaded.settings.engine.env

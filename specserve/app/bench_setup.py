@@ -1,4 +1,5 @@
-"""A benchmark before it runs: arms and workloads from the options, and everything that forbids it."""
+"""A benchmark before it runs: arms and workloads from the options, and everything that forbids
+it."""
 
 from __future__ import annotations
 

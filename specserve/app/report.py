@@ -19,7 +19,8 @@ def read(paths: Sequence[Path]) -> list[Result]:
 
 
 def write(results: Sequence[Result], out: Path) -> list[tuple[BenchVerdict, ...]]:
-    """Judge each result once, and write Markdown, HTML and, for one result, the profile for the sidecar.
+    """Judge each result once, and write Markdown, HTML and, for one result, the profile for the
+    sidecar.
 
     The profile is of the second arm.
     """
@@ -36,7 +37,8 @@ def write(results: Sequence[Result], out: Path) -> list[tuple[BenchVerdict, ...]
 
 
 def require_sound(verdicts: Sequence[BenchVerdict], out: Path) -> None:
-    """Raise Unsound where a benchmark gives no verdict, or the arms do not give the same answers."""
+    """Raise Unsound where a benchmark gives no verdict, or the arms do not give the same
+    answers."""
     cells = [cell for verdict in verdicts for cell in verdict.cells]
     if cells and all(c.verdict == "unsound" for c in cells):
         raise Unsound(

@@ -1,4 +1,5 @@
-"""The composition root: settings -> checks -> command -> supervised engine, with the sidecar beside it.
+"""The composition root: settings -> checks -> command -> supervised engine, with the sidecar beside
+it.
 
 Nothing is printed here: whoever calls gives a :class:`Reporter`.
 """
@@ -41,27 +42,30 @@ _log = logging.getLogger("specserve.serve")
 def clear(settings: Settings, *, environ: Mapping[str, str], reap: bool) -> list[str]:
     """See that nothing is in the way: an earlier run's engine, or whoever holds our ports.
 
-    Before the checks, because what an engine left behind holds would count against the memory plan. Answers what
-    was reaped. Raises EngineStartError.
+    Before the checks, because what an engine left behind holds would count against the memory plan.
+    Answers what was reaped. Raises EngineStartError.
     """
     folder, server, sidecar = leftovers.folders(environ).run, settings.server, settings.sidecar
     leftovers.make_private(folder)
     ports = {"server.port": (server.host, server.port)}
     if sidecar.enabled:
         ports["sidecar.port"] = (sidecar.host, sidecar.port)
-    follows = settings.engine.node_rank > 0  # listens nowhere
-    return leftovers.require_clean(folder, {} if follows else ports, reap=reap)
+    if settings.engine.node_rank > 0:  # it follows, and listens nowhere
+        ports = {}
+    return leftovers.require_clean(folder, ports, reap=reap)
 
 
 def run(launch: Launch, report: Reporter) -> None:
     """Start, watch and end the engine. Returns after a clean stop.
 
-    Raises EngineStartError, EngineLost or Interrupted, with the cause named and the engine's last lines.
+    Raises EngineStartError, EngineLost or Interrupted, with the cause named and the engine's last
+    lines.
     """
     for note in launch.notes:
         report.note(note)
-    for finding in launch.report.findings if launch.report else ():
-        report.finding(finding)
+    if launch.report is not None:
+        for finding in launch.report.findings:
+            report.finding(finding)
     with EngineLog(launch.log, launch.secrets) as log:
         _Run(launch, report, log).run()
 
@@ -75,8 +79,7 @@ class _Run:
         self._client = own_client(settings)
         self._readiness = Readiness(self._client, settings.served_model_name, self._canary)
         self._follows = settings.engine.node_rank > 0
-        alive = (lambda: None) if self._follows else self._readiness.check_alive
-        hooks = Hooks(self._spawn, self._check_ready, alive, self._changed, self._gone)
+        hooks = Hooks(self._spawn, self._check_ready, self._check_alive, self._changed, self._gone)
         self._limits = limits(settings)
         self._supervisor = Supervisor(hooks, self._limits)
         self._phases, self._started = ["starting"], time.monotonic()
@@ -86,10 +89,15 @@ class _Run:
         self._said = logs.EngineReport()
         self._reconciliation: dict[str, Any] | None = None
         self._repairs: tuple[str, ...] = ()
-        self._sidecar = self._watch() if settings.sidecar.enabled and not self._follows else None
+        self._sidecar: Watch | None = None
+        if settings.sidecar.enabled and not self._follows:
+            self._sidecar = self._watch()
 
     def run(self) -> None:
-        """Raises unless the engine stopped cleanly. The sidecar outlives the engine: it sees the drain to its end."""
+        """Raises unless the engine stopped cleanly.
+
+        The sidecar outlives the engine: it sees the drain to its end.
+        """
         if self._sidecar is not None:
             self._sidecar.start()
         try:
@@ -149,8 +157,9 @@ class _Run:
             self._record = record.write(self._launch.folder)
         except OSError as error:  # a disk that fills up does not stop the engine
             self._report.note(
-                f"Warning: {self._launch.folder}: cannot be written ({error.strerror}); if specserve is killed, "
-                "the next start will not know this engine. Fix: make room there, or export XDG_STATE_HOME=another"
+                f"Warning: {self._launch.folder}: cannot be written ({error.strerror}); "
+                "if specserve is killed, the next start will not know this engine. "
+                "Fix: free some space there, or export XDG_STATE_HOME=another"
             )
         return child
 
@@ -168,8 +177,8 @@ class _Run:
                 self._tell(phase)
 
     def _tell(self, phase: str | None = None) -> None:
-        """Say where it is. Phases only go forward; a line of an earlier one is its echo. The thread that drains the
-        output and the one that checks both come here."""
+        """Say where it is. Phases only go forward; a line of an earlier one is its echo. The thread
+        that drains the output and the one that checks both come here."""
         with self._telling:
             if phase is not None and phase not in self._phases:
                 self._phases.append(phase)
@@ -180,6 +189,11 @@ class _Run:
         if self._follows:  # it has no API: that its process lives is all that can be known here
             return Ready()
         return self._readiness.check_ready()
+
+    def _check_alive(self) -> Event | None:
+        if self._follows:
+            return None
+        return self._readiness.check_alive()
 
     def _canary(self) -> Failed | None:
         """Why it must not be called ready. What is merely doubtful is said and let pass."""
@@ -192,8 +206,11 @@ class _Run:
             return None
         words = f"canary: {result.verdict}: {'; '.join(result.reasons)}"
         if result.blocks(settings.engine.canary):
-            key = "policy" if result.verdict == "corrupt" else "acceptance_policy"
-            fix = f"--set speculative_decoding.enabled=false; to serve all the same: --set engine.canary.{key}=warn"
+            key = "acceptance_policy"
+            if result.verdict == "corrupt":
+                key = "policy"
+            off = "--set speculative_decoding.enabled=false"
+            fix = f"{off}; to serve all the same: --set engine.canary.{key}=warn"
             return Failed(words, retry=False, fix=fix)
         self._report.note(words)
         return None
@@ -202,25 +219,28 @@ class _Run:
         _log.debug("%s: %s", machine.state, reason)
         self._report.changed(machine.state, reason)
         if machine.state is State.RUNNING:
-            lines = self._supervisor.child.lines() if self._supervisor.child else []
+            lines: list[str] = []
+            if self._supervisor.child is not None:
+                lines = self._supervisor.child.lines()
             self._said, self._repairs = logs.read_report(lines), repairs.applied_in(lines)
             if self._follows:
                 self._report.note(follows(self._launch.settings))
             else:
                 self._report.ready(self._serving())
                 self._reconcile()
-        # Last, when all that it tells is known: or /readyz would say so up to an interval later than we do.
+        # Last, when all that it tells is known; or /readyz would say so an interval later.
         if self._sidecar is not None:
             self._sidecar.look()
 
     def _reconcile(self) -> None:
-        """Hold the engine's own memory figures against the plan, and keep them for the next plan if asked to."""
+        """Hold the engine's own memory figures against the plan, and keep them for the next plan
+        if asked to."""
         from specserve.memory import calibration
 
         launch = self._launch
-        planned = launch.report.plan if launch.report else None
-        if planned is None or not planned.gpus:
+        if launch.report is None or launch.report.plan is None or not launch.report.plan.gpus:
             return
+        planned = launch.report.plan
         found = calibration.reconcile(planned, self._said)
         self._reconciliation = found.as_dict()
         if found.warning:
@@ -242,16 +262,19 @@ class _Run:
 
     def _serving(self) -> Serving:
         settings, said = self._launch.settings, self._said
+        tokens = sidecar_url = None
+        if settings.method:
+            tokens = settings.speculative_decoding.num_speculative_tokens
+        if self._sidecar is not None:
+            sidecar_url = self._sidecar.url
         return Serving(
             url=f"{settings.base_url}/v1",
             model=settings.served_model_name,
             method=settings.method,
-            num_speculative_tokens=settings.speculative_decoding.num_speculative_tokens
-            if settings.method
-            else None,
+            num_speculative_tokens=tokens,
             kv_cache_tokens=said.kv_cache_tokens,
             ready_seconds=time.monotonic() - self._started,
-            sidecar_url=self._sidecar.url if self._sidecar else None,
+            sidecar_url=sidecar_url,
             log=self._launch.log,
         )
 
@@ -268,9 +291,10 @@ class _Run:
 
 
 def follows(settings: Settings) -> str:
-    """What a node says that leads nothing."""
+    """What a node says that does not lead."""
     engine = settings.engine
-    return f"node {engine.node_rank} of {engine.node_count} works for {engine.leader_address}, which has the API"
+    place = f"node {engine.node_rank} of {engine.node_count}"
+    return f"{place} works for {engine.leader_address}, which has the API"
 
 
 def limits(settings: Settings) -> Limits:

@@ -15,7 +15,8 @@ MORE = "add blocks with --resume and a higher --repeat"
 
 
 def conclusion(verdict: BenchVerdict) -> list[str]:
-    """What to do, in sentences with the workload, the load and the factor; what forbids it comes first."""
+    """What to do, in sentences with the workload, the load and the factor; what forbids it comes
+    first."""
     result = verdict.result
     wrong = [a for a in result.answers if a.divergent]
     out = [_divergent(a) for a in wrong]
@@ -117,7 +118,8 @@ def _open(cells: Sequence[BenchCell]) -> str:
 def _by_load(
     workload: str, faster: Sequence[BenchCell], slower: Sequence[BenchCell], tokens: int
 ) -> str:
-    """Faster at some loads, slower at others: one limit that parts them is a line for the config."""
+    """Faster at some loads, slower at others: one limit that parts them is a line for the
+    config."""
     on, off = sorted(c.concurrency for c in faster), sorted(c.concurrency for c in slower)
     gain, loss, later = _factors(faster), _factors(slower), _later(faster)
     if on[-1] < off[0]:

@@ -1,21 +1,26 @@
-"""Are the answers the same? Greedy texts of both arms compared; what differs is scored by the target itself."""
+"""Are the answers the same? Greedy texts of both arms; the target itself scores what differs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
+from pydantic import JsonValue
+
 from specserve.bench.result import Answers, Block
 from specserve.engine.canary.corruption import CLEAR_GAP_NATS
 
 Scorer = Callable[[str, str], list[float] | None]
-"""(prompt id, text) -> distance of each token to the target's best one, in nats; None when it cannot be scored."""
+"""(prompt id, text) -> distance of each token to the target's best one, in nats; None if
+unknown."""
 
 MAX_CLEAR_SHARE = 0.05
-"""Scored text is cut into tokens anew, which may move a few: only a larger share of clear gaps is corruption."""
+"""Scored text is tokenized anew, which may move a few tokens: a larger share of clear gaps is
+corruption."""
 MAX_SCORED = 24
 EARLY = 0.1
-"""An answer that parts within this share of its length parted at once: near-ties are seldom that early."""
+"""An answer that differs within this share of its length differs at once: near-ties are seldom so
+early."""
 EXCERPT = 80
 
 
@@ -55,27 +60,27 @@ def compare(
 ) -> Answers | None:
     """Compare the arms' greedy answers at the lowest concurrency; None when no text was kept.
 
-    Strings that differ prove nothing: two right runs part at the first near-tie (vllm-project/vllm#7627). So a
-    different answer is scored: a text whose tokens are all (nearly) the target's best is a near-tie, one with clear
-    gaps is divergent.
+    Strings that differ prove nothing: two right runs part at the first near-tie (vllm-
+    project/vllm#7627). So a different answer is scored: a text whose tokens are all (nearly) the
+    target's best is a near-tie, one with clear gaps is divergent.
     """
     lowest = min((b.concurrency for b in [*baseline, *other]), default=0)
     first = [b for b in baseline if b.concurrency == lowest]
     theirs = texts([b for b in other if b.concurrency == lowest])
     found = _compare(workload, texts(first), theirs, score, _repeat(first))
-    return None if found is None else found.model_copy(update={"arm": other[0].arm})
+    if found is None:
+        return None
+    return found.model_copy(update={"arm": other[0].arm})
 
 
 def compare_streaming(
     workload: str, arm: str, whole: Mapping[str, str], streamed: Mapping[str, str], score: Scorer
 ) -> Answers | None:
-    """Compare an arm's streamed answers with its own in one piece; the arm itself scores what differs."""
+    """Compare an arm's streamed answers with its own in one piece; the arm scores what differs."""
     found = _compare(workload, whole, streamed, score, repeated=0)
-    return (
-        None
-        if found is None
-        else found.model_copy(update={"arm": arm, "is_streaming": True, "repeat_differs": None})
-    )
+    if found is None:
+        return None
+    return found.model_copy(update={"arm": arm, "is_streaming": True, "repeat_differs": None})
 
 
 def _compare(
@@ -90,24 +95,30 @@ def _compare(
         return None
     different = [p for p in prompts if ours[p] != theirs[p]]
     near = divergent = unjudged = 0
-    examples: list[dict[str, object]] = []
+    examples: list[dict[str, JsonValue]] = []
     unscored: list[str] = []
     for prompt in different:
-        gaps = score(prompt, theirs[prompt]) if near + divergent + unjudged < MAX_SCORED else None
+        gaps = None
+        if near + divergent + unjudged < MAX_SCORED:
+            gaps = score(prompt, theirs[prompt])
         if gaps is None:
             unscored.append(prompt)
-            continue
-        bad = is_divergent(gaps)
-        if bad and is_divergent(score(prompt, ours[prompt]) or ()):
-            unjudged += 1  # the trusted text fails as well: it is not all that was generated (thoughts were cut out)
-            continue
-        divergent, near = divergent + bad, near + (not bad)
-        if bad:
+        elif not is_divergent(gaps):
+            near += 1
+        elif is_divergent(score(prompt, ours[prompt]) or ()):
+            # The trusted text fails as well: not all that was generated is in it (no thoughts).
+            unjudged += 1
+        else:
+            divergent += 1
             examples.append(_example(prompt, ours[prompt], theirs[prompt], gaps))
     early = [p for p in unscored if common_prefix(ours[p], theirs[p]) <= EARLY * len(ours[p])]
     if not near + divergent and _is_widespread(len(early), len(prompts), repeated):
         divergent, unscored = len(early), [p for p in unscored if p not in early]
         examples += [_example(p, ours[p], theirs[p], ()) for p in early]
+    shares = [common_prefix(ours[p], theirs[p]) / max(len(ours[p]), 1) for p in different]
+    parted = None
+    if shares:
+        parted = median(shares)
     return Answers(
         workload=workload,
         compared=len(prompts),
@@ -116,11 +127,7 @@ def _compare(
         divergent=divergent,
         unscored=len(unscored) + unjudged,
         repeat_differs=repeated,
-        common_prefix_ratio=median(
-            common_prefix(ours[p], theirs[p]) / max(len(ours[p]), 1) for p in different
-        )
-        if different
-        else None,
+        common_prefix_ratio=parted,
         examples=examples[:5],
     )
 
@@ -134,7 +141,7 @@ def _is_widespread(early: int, compared: int, repeated: int | None) -> bool:
     return early > compared / 2 and repeated is not None and repeated < compared / 10
 
 
-def _example(prompt: str, ours: str, theirs: str, gaps: Sequence[float]) -> dict[str, object]:
+def _example(prompt: str, ours: str, theirs: str, gaps: Sequence[float]) -> dict[str, JsonValue]:
     at = common_prefix(ours, theirs)
     return {
         "prompt_id": prompt,
@@ -147,7 +154,7 @@ def _example(prompt: str, ours: str, theirs: str, gaps: Sequence[float]) -> dict
 
 
 def _repeat(blocks: Sequence[Block]) -> int | None:
-    """Answers of the baseline that differ between its own first and last block; None with one block only."""
+    """Answers of the baseline that differ between its first and last block; None with one block."""
     if len(blocks) < 2:
         return None
     first, last = texts(blocks[:1]), texts(blocks[-1:])

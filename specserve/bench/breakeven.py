@@ -1,4 +1,5 @@
-"""Where speculation stops paying: an acceptance rate per concurrency, from both arms' step times."""
+"""Where speculation stops paying: an acceptance rate per concurrency, from both arms' step
+times."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ class StepTimes:
     """The speculative TPOT times the tokens of a step."""
     num_speculative_tokens: int
     draft_tokens_per_step: float
-    """Tokens drafted per sequence and step; fewer than num_speculative_tokens when not every step drafts
-    (ngram)."""
+    """Tokens drafted per sequence and step; fewer than num_speculative_tokens when not every step
+    drafts (ngram)."""
 
     @property
     def break_even_acceptance(self) -> float:
@@ -62,7 +63,8 @@ def step_times(verdict: BenchVerdict) -> list[StepTimes]:
 
 
 def _rows(result: Result, cells: Sequence[BenchCell]) -> list[StepTimes]:
-    """The row of these cells, which share a concurrency; empty where something for it is unknown."""
+    """The row of these cells, which share a concurrency; empty where something for it is
+    unknown."""
     arm = result.arms[1]
     keys = {(c.workload, c.concurrency) for c in cells}
     blocks = [b for b in result.blocks if b.arm == arm.name and (b.workload, b.concurrency) in keys]

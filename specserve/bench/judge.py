@@ -23,7 +23,8 @@ MAX_DRIFT = 0.25
 MIN_STREAM_SHARE = 0.02
 """An answer whose tokens all arrive in this last share of its time was not streamed."""
 BURST_TPOT_SECONDS = 0.001
-"""And its tokens came faster than any engine makes them; so a short answer after a long wait is no burst."""
+"""And its tokens came faster than any engine makes them; so a short answer after a long wait is
+no burst."""
 MAX_BURST_SHARE = 0.1
 MAX_LATE_SECONDS = 1.0
 """A replayed request that was sent this late met another load than the recorded one."""
@@ -120,7 +121,8 @@ def verdict(result: Result) -> BenchVerdict:
 
 
 def drops(old: Sequence[BenchVerdict], new: Sequence[BenchVerdict], share: float) -> list[str]:
-    """Where the newer result is worse by more than this share, or no longer says, in the cells of both.
+    """Where the newer result is worse by more than this share, or no longer says, in the cells of
+    both.
 
     Results without a cell in common cannot be compared, which is no pass either.
     """

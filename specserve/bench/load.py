@@ -9,20 +9,20 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from specserve.bench.result import Sample
 from specserve.bench.workload import Request, Workload
 from specserve.errors import Unsound
 
 LOOK_SECONDS = 1.0
-"""Longest wait at a time: an interrupt that another thread is given does not wake the one that waits."""
+"""Longest wait at a time: an interrupt given to another thread does not wake the one that waits."""
 IMPORT_SECONDS = 180.0
-"""Longest time for the client's import of vLLM: 12 s on a quiet machine, far more on a busy or cold one."""
+"""Longest time for the client to import vLLM: 12 s on a quiet machine, far more on a busy one."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,23 @@ class Measured:
 
 
 class LoadClient:
-    """vLLM's benchmark client in a process of its own; one import, many runs. Use as a context manager."""
+    """vLLM's benchmark client in its own process; one import, many runs.
 
-    def __init__(self, environ: Mapping[str, str], *, log: Path | None = None) -> None:
-        self._log = log.open("ab") if log else subprocess.DEVNULL
-        # A worker that answers over pipes and dies with its stdin; it serves nobody, so nothing supervises it.
+    Use as a context manager.
+    """
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        *,
+        log: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._log: IO[bytes] | int = subprocess.DEVNULL
+        if log is not None:
+            self._log = log.open("ab")
+        # A worker that answers over pipes and dies with its stdin: nothing needs to supervise it.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "specserve.engine.inside.client_worker"],
             stdin=subprocess.PIPE,
@@ -81,18 +93,21 @@ class LoadClient:
     ) -> Measured:
         """Send the workload and return a sample for every request, in its order.
 
-        Raises Unsound when the client died, hung or could not send; a request that failed is a sample that is
-        not ok.
+        Raises Unsound when the client died, hung or could not send; a request that failed is a
+        sample that is not ok.
         """
         if not self._is_ready:
             self.wait_ready()
+        headers = None
+        if api_key:
+            headers = {"Authorization": f"Bearer {api_key}"}
         self._send(
             {
                 "base_url": base_url,
                 "model": model,
                 "concurrency": concurrency,
                 "timed": workload.is_timed,
-                "headers": {"Authorization": f"Bearer {api_key}"} if api_key else None,
+                "headers": headers,
                 "verify": verify,
                 "sampling": {"temperature": workload.temperature, "top_p": workload.top_p},
                 "requests": [r.model_dump(exclude_none=True) for r in workload.requests],
@@ -106,9 +121,7 @@ class LoadClient:
     def close(self) -> None:
         """End the client; it stops by itself when its input ends."""
         if self._process.stdin:
-            with contextlib.suppress(
-                OSError
-            ):  # what was still to be sent to a client that has gone
+            with contextlib.suppress(OSError):  # it has gone, and something was still to be sent
                 self._process.stdin.close()
         try:
             self._process.wait(timeout=5)
@@ -130,10 +143,10 @@ class LoadClient:
 
     def _answer(self, timeout_seconds: float) -> dict[str, Any]:
         assert self._process.stdout is not None
-        deadline = time.monotonic() + timeout_seconds
+        deadline = self._clock() + timeout_seconds
         descriptor = self._process.stdout.fileno()
         while b"\n" not in self._buffer:
-            left = deadline - time.monotonic()
+            left = deadline - self._clock()
             if left <= 0:
                 self._process.kill()
                 raise Unsound(f"the benchmark client gave no answer in {timeout_seconds:.0f} s")
@@ -174,7 +187,11 @@ def _samples(workload: Workload, answer: Mapping[str, Any]) -> tuple[Sample, ...
 
 def _sample(request: Request, workload: Workload, row: tuple[Any, ...], began: float) -> Sample:
     ttft, latency, itl, tokens, text, error, start = row
-    late = start - began - (request.at_seconds or 0.0) if workload.is_timed else None
+    late = kept = None
+    if workload.is_timed:
+        late = start - began - (request.at_seconds or 0.0)
+    if workload.is_greedy:
+        kept = text
     if error or not tokens:
         reason = (error or "no tokens").strip().splitlines()[-1][:300]
         return Sample(prompt_id=request.id, ok=False, error=reason, late_seconds=late)
@@ -185,6 +202,6 @@ def _sample(request: Request, workload: Workload, row: tuple[Any, ...], began: f
         e2e_seconds=latency,
         output_tokens=tokens,
         itl_seconds=itl,
-        text=text if workload.is_greedy else None,
+        text=kept,
         late_seconds=late,
     )

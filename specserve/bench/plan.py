@@ -1,4 +1,5 @@
-"""What a benchmark will do, decided before anything runs: legs in A B B A order, blocks in each leg."""
+"""What a benchmark will do, decided before anything runs: legs in A B B A order, blocks in each
+leg."""
 
 from __future__ import annotations
 
@@ -31,7 +32,10 @@ class BenchPlan:
     """Requests sent before the first block of each start; their times are thrown away."""
 
     def steps(self) -> tuple[Step, ...]:
-        """Every block in order. A replay brings its own load: the largest concurrency only bounds it."""
+        """Every block in order.
+
+        A replay brings its own load: the largest concurrency only bounds it.
+        """
         out: list[Step] = []
         for arm in legs(self.arms, self.repeat):
             for workload in self.workloads:
@@ -43,7 +47,8 @@ class BenchPlan:
         return tuple(out)
 
     def left(self, blocks: Sequence[Block]) -> tuple[Step, ...] | None:
-        """What is still to be measured after these blocks; None if they are not the first of this plan."""
+        """What is still to be measured after these blocks; None if they are not the first of this
+        plan."""
         steps = self.steps()
         done = [(b.arm, b.workload, b.concurrency) for b in blocks]
         if done != [(s.arm, s.workload, s.concurrency) for s in steps[: len(done)]]:

@@ -18,7 +18,8 @@ from specserve.units import gib, percent
 def document(
     verdicts: Sequence[BenchVerdict], drawn: Sequence[Mapping[str, str]] = ()
 ) -> list[Section]:
-    """The report of one verdict, or of several side by side; ``drawn`` holds the pictures of each."""
+    """The report of one verdict, or of several side by side; ``drawn`` holds the pictures of
+    each."""
     pictures = list(drawn) or [{} for _ in verdicts]
     if len(verdicts) == 1:
         return _sections(verdicts[0], pictures[0])
@@ -268,7 +269,8 @@ def _method(result: Result) -> list[str]:
 
 
 def _order(result: Result) -> Iterator[str]:
-    """Starts, stops, and how many blocks of which arm lay between them; each block is in the result."""
+    """Starts, stops, and how many blocks of which arm lay between them; each block is in the
+    result."""
     block = re.compile(r"block \d+: (.+) \S+ x\d+")
     for what, labels in itertools.groupby(result.order, lambda label: block.sub(r"of \1", label)):
         if what.startswith("of "):

@@ -96,8 +96,8 @@ class Block(_Record):
     prefix_cache_hit_ratio: float | None = None
     foreign_tokens: float | None = Field(
         None,
-        description="Tokens made for somebody else meanwhile; above 0, acceptance and prefix hits are "
-        "unknown. None where the counters could not be read.",
+        description="Tokens made for somebody else meanwhile; above 0, acceptance and prefix hits "
+        "are unknown. None where the counters could not be read.",
     )
     gpu: dict[str, float] | None = Field(
         None,
@@ -121,7 +121,8 @@ class Arm(_Record):
 
 
 class Answers(_Record):
-    """Greedy answers of an arm, compared with the baseline's, or streamed with the same in one piece."""
+    """Greedy answers of an arm, compared with the baseline's, or streamed with the same in one
+    piece."""
 
     workload: str
     arm: str | None = Field(None, description="Whose answers.")
@@ -138,8 +139,8 @@ class Answers(_Record):
     )
     common_prefix_ratio: float | None = Field(
         None,
-        description="Median share of the baseline's text, in characters, after which different answers "
-        "part.",
+        description="Median share of the baseline's text, in characters, after which different "
+        "answers part.",
     )
     examples: list[dict[str, JsonValue]] = Field(default_factory=list)
 

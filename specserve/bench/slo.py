@@ -1,7 +1,7 @@
-"""The highest load within latency objectives: what guidellm, which searches for it, is told, and what it found.
+"""The highest load within latency objectives: what guidellm is to search for, and what it found.
 
-guidellm (an extra, or any command of that name on the PATH) doubles the concurrency until objectives are missed, then
-bisects: its ``goodput`` profile, read in guidellm 0.8.1 on 2026-11-30.
+guidellm (an extra, or any command of that name on the PATH) doubles the concurrency until
+objectives are missed, then bisects: its ``goodput`` profile, read in guidellm 0.8.1 on 2026-11-30.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def parse(text: str) -> dict[str, float]:
         match = re.fullmatch(r"(\w+)\s*=\s*(\d+(?:\.\d+)?)(ms|s)", part.strip())
         if match is None or match[1] not in _NAMES or float(match[2]) == 0:
             raise ConfigError(
-                f"'{part.strip()}' is no objective; must be one of {', '.join(_NAMES)} with a time in ms or s",
+                f"'{part.strip()}' is not an objective; "
+                f"must be one of {', '.join(_NAMES)} with a time in ms or s",
                 where="--slo",
                 fix="--slo ttft_p99=200ms,tpot_p99=30ms",
             )
@@ -51,16 +52,21 @@ def prepare(
     probe_seconds: float,
     **server: Any,
 ) -> Path:
-    """Write prompts and scenario into ``folder``; the scenario's path. ``server`` is target, model and api_key."""
+    """Write prompts and scenario into ``folder``; return the scenario's path.
+
+    ``server`` is target, model and api_key.
+    """
     prompts = folder / "prompts.jsonl"
     rows = itertools.islice(itertools.cycle(workload.requests), max(ROWS, len(workload.requests)))
     prompts.write_text("".join(json.dumps(_row(r)) + "\n" for r in rows), encoding="utf-8")
-    chat = workload.requests[0].messages is not None
+    path = "/v1/completions"
+    if workload.requests[0].messages is not None:
+        path = "/v1/chat/completions"
     spec = {
         "backend": {
             "kind": "openai_http",
             **server,
-            "request_format": "/v1/chat/completions" if chat else "/v1/completions",
+            "request_format": path,
             "max_tokens": max(r.max_tokens for r in workload.requests),
             "http2": False,
             "extras": {"body": {"temperature": workload.temperature, "top_p": workload.top_p}},
@@ -75,15 +81,15 @@ def prepare(
         },
         "outputs": [{"kind": "json", "path": str(folder / "report.json")}],
     }
-    path = folder / "scenario.json"
-    path.write_text(json.dumps({"spec": spec}), encoding="utf-8")
-    return path
+    scenario = folder / "scenario.json"
+    scenario.write_text(json.dumps({"spec": spec}), encoding="utf-8")
+    return scenario
 
 
 def _row(request: Request) -> dict[str, Any]:
-    return (
-        {"prompt": request.prompt} if request.messages is None else {"messages": request.messages}
-    )
+    if request.messages is None:
+        return {"prompt": request.prompt}
+    return {"messages": request.messages}
 
 
 def read(folder: Path, arm: str, workload: str, objectives: Mapping[str, float]) -> Search:
@@ -114,7 +120,10 @@ def read(folder: Path, arm: str, workload: str, objectives: Mapping[str, float])
 def _probe(probe: Mapping[str, Any], metrics: Mapping[str, Any]) -> LoadProbe:
     def p99(name: str) -> float | None:
         found = metrics[name]["successful"]
-        return found["percentiles"]["p99"] / 1000 if found and found["count"] else None
+        if not found or not found["count"]:
+            return None
+        p99_ms: float = found["percentiles"]["p99"]
+        return p99_ms / 1000
 
     return LoadProbe(
         concurrency=probe["streams"],

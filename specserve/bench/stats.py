@@ -1,4 +1,5 @@
-"""Statistics of paired measurements: pure functions over numbers, no clock, no global randomness."""
+"""Statistics of paired measurements: pure functions over numbers, no clock, no global
+randomness."""
 
 from __future__ import annotations
 
@@ -75,8 +76,9 @@ def paired_ratio(
 ) -> Interval | None:
     """Ratio of medians over the prompts that both arms answered, with a bootstrap interval.
 
-    Prompts are drawn with replacement, both arms of a prompt together. None with fewer than two common
-    prompts. Percentile bootstrap: Efron and Tibshirani, An Introduction to the Bootstrap, ch. 13.
+    Prompts are drawn with replacement, both arms of a prompt together. None with fewer than two
+    common prompts. Percentile bootstrap: Efron and Tibshirani, An Introduction to the Bootstrap,
+    ch. 13.
     """
     keys = sorted(numerator.keys() & denominator.keys())
     if len(keys) < 2:
@@ -94,12 +96,12 @@ def paired_ratio(
 
 
 def block_half_width(arms: Sequence[Sequence[float]]) -> float | None:
-    """Half width (natural log) of the 95 % interval of a ratio of two arms, from the noise of equal blocks.
+    """Half width (natural log) of the 95 % interval of a ratio of two arms, from the noise of equal
+    blocks.
 
-    ``arms`` holds, per arm, one positive figure a block. Blocks of one arm measure the same thing, so
-    their spread is noise: pooled variance of the logarithms, Student's t with the pooled degrees of
-    freedom. None
-    when an arm has no block, or none has two.
+    ``arms`` holds, per arm, one positive figure a block. Blocks of one arm measure the same thing,
+    so their spread is noise: pooled variance of the logarithms, Student's t with the pooled degrees
+    of freedom. None when an arm has no block, or none has two.
 
     >>> round(block_half_width([[1.0, 1.0], [2.0, 2.0]]), 3)
     0.0

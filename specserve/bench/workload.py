@@ -1,4 +1,4 @@
-"""What is asked: built-in workloads, and the user's own traffic. Prompts with how they are to be sent."""
+"""What is asked: built-in workloads and the user's own traffic, with how to send them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from specserve.files import replacing
 
 MAX_LINE_BYTES = 1 << 20
 MAX_REQUESTS = 100_000
+_TIMES = ("timestamp", "at_seconds")
 
 
 class Request(BaseModel):
@@ -108,7 +109,8 @@ def pick(workload: Workload, count: int, *, seed: int) -> Workload:
     """``count`` of its requests, the same for the same seed; recorded times keep their order."""
     if workload.is_timed or count >= len(workload.requests):
         return workload.model_copy(update={"requests": workload.requests[:count]})
-    chosen = random.Random(seed).sample(workload.requests, count)  # noqa: S311 sampling, not cryptography
+    draw = random.Random(seed)  # noqa: S311 sampling, not cryptography
+    chosen = draw.sample(workload.requests, count)
     return workload.model_copy(update={"requests": tuple(chosen)})
 
 
@@ -122,31 +124,24 @@ def limit(workload: Workload, max_tokens: int) -> Workload:
 
 
 def as_completions(workload: Workload) -> Workload:
-    """The same requests for a model without a chat template: the contents of the messages as plain text."""
-    return workload.model_copy(
-        update={
-            "requests": tuple(
-                r
-                if r.messages is None
-                else r.model_copy(
-                    update={
-                        "prompt": "\n".join(m.get("content", "") for m in r.messages) + "\n",
-                        "messages": None,
-                    }
-                )
-                for r in workload.requests
-            )
-        }
-    )
+    """The same requests for a model without a chat template: the messages' contents as plain
+    text."""
+    requests = []
+    for request in workload.requests:
+        if request.messages is not None:
+            text = "\n".join(m.get("content", "") for m in request.messages) + "\n"
+            request = request.model_copy(update={"prompt": text, "messages": None})  # noqa: PLW2901
+        requests.append(request)
+    return workload.model_copy(update={"requests": tuple(requests)})
 
 
 def from_file(path: Path, *, max_tokens: int = 128) -> Workload:
     """The user's own traffic, one JSON object (or one plain prompt) a line.
 
-    Understood: OpenAI request bodies (``messages`` or ``prompt``, with ``max_tokens``, ``temperature`` and, when
-    recorded, ``timestamp`` in seconds or ISO 8601), also under a ``body`` or ``request`` key; ShareGPT
-    (``conversations``); plain text. Where some lines are chats, the others become chats of one message. Raises
-    ConfigError with every bad line.
+    Understood: OpenAI request bodies (``messages`` or ``prompt``, with ``max_tokens``,
+    ``temperature`` and, when recorded, ``timestamp`` in seconds or ISO 8601), also under a ``body``
+    or ``request`` key; ShareGPT (``conversations``); plain text. Where some lines are chats, the
+    others become chats of one message. Raises ConfigError with every bad line.
     """
     problems: list[Problem] = []
     requests: list[Request] = []
@@ -155,7 +150,9 @@ def from_file(path: Path, *, max_tokens: int = 128) -> Workload:
         try:
             request, temperature = _request(line, number, max_tokens)
         except (ValueError, ValidationError) as error:
-            reason = _first(error) if isinstance(error, ValidationError) else str(error)
+            reason = str(error)
+            if isinstance(error, ValidationError):
+                reason = _first(error)
             problems.append(Problem(reason, f"{path}:{number}"))
             continue
         requests.append(request)
@@ -175,14 +172,14 @@ def _alike(requests: Sequence[Request]) -> Sequence[Request]:
     """All for one endpoint: a block is sent to one."""
     if all(r.messages is None for r in requests):
         return requests
-    return [
-        r
-        if r.messages
-        else r.model_copy(
-            update={"messages": ({"role": "user", "content": r.prompt},), "prompt": None}
-        )
-        for r in requests
-    ]
+    out = []
+    for request in requests:
+        if request.messages:
+            out.append(request)
+        else:
+            turn = {"role": "user", "content": request.prompt}
+            out.append(request.model_copy(update={"messages": (turn,), "prompt": None}))
+    return out
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -211,10 +208,9 @@ def _request(line: str, number: int, max_tokens: int) -> tuple[Request, float]:
     entry = _parsed(line)
     if not isinstance(entry, dict):
         raise ValueError("is not a JSON object; must be one request")
-    body = next((entry[k] for k in ("body", "request") if isinstance(entry.get(k), dict)), entry)
-    when = next(
-        (at for k in ("timestamp", "at_seconds") if (at := _when(entry.get(k))) is not None), None
-    )
+    body = _body(entry)
+    times = [_when(entry.get(key)) for key in _TIMES]
+    when = next((at for at in times if at is not None), None)
     lengths = (
         body.get("max_tokens"),
         body.get("max_completion_tokens"),
@@ -232,16 +228,17 @@ def _request(line: str, number: int, max_tokens: int) -> tuple[Request, float]:
         raise ValueError(
             "has neither 'messages' nor 'prompt' nor 'conversations'; must have one of them"
         )
-    return (
-        Request(
-            id=f"line-{number}",
-            messages=messages,
-            prompt=None if messages else prompt,
-            max_tokens=length,
-            at_seconds=when,
-        ),
-        float(temperature),
+    if messages is not None:
+        prompt = None
+    request = Request(
+        id=f"line-{number}", messages=messages, prompt=prompt, max_tokens=length, at_seconds=when
     )
+    return request, float(temperature)
+
+
+def _body(entry: dict[str, Any]) -> dict[str, Any]:
+    """The OpenAI request in an entry: below a key, or the entry itself."""
+    return next((entry[k] for k in ("body", "request") if isinstance(entry.get(k), dict)), entry)
 
 
 def _parsed(line: str) -> Any:
@@ -264,8 +261,12 @@ def _when(value: Any) -> float | None:
             time = datetime.fromisoformat(value)
         except ValueError:
             return None
-        return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
-    return float(value) if isinstance(value, int | float) and abs(value) < 1e15 else None
+        if time.tzinfo is None:
+            time = time.replace(tzinfo=UTC)
+        return time.timestamp()
+    if isinstance(value, int | float) and abs(value) < 1e15:
+        return float(value)
+    return None
 
 
 def _first(error: ValidationError) -> str:
@@ -276,7 +277,7 @@ def _first(error: ValidationError) -> str:
 def _turns(body: Mapping[str, Any], key: str) -> list[Any]:
     turns = body.get(key) or []
     if not isinstance(turns, list):
-        raise ValueError(f"'{key}' is no list; must hold the turns of a chat")
+        raise ValueError(f"'{key}' is not a list; must hold the turns of a chat")
     return turns
 
 
@@ -285,8 +286,10 @@ def _messages(body: Mapping[str, Any]) -> tuple[dict[str, str], ...] | None:
     roles = {"human": "user", "gpt": "assistant", "system": "system"}
     found: list[dict[str, str]] = []
     for turn in _turns(body, "messages"):
-        if isinstance(turn, dict) and (text := _content(turn.get("content"))):
-            found.append({"role": str(turn.get("role", "user")), "content": text})
+        if isinstance(turn, dict):
+            text = _content(turn.get("content"))
+            if text:
+                found.append({"role": str(turn.get("role", "user")), "content": text})
     for turn in _turns(body, "conversations"):
         if (
             isinstance(turn, dict)
@@ -301,12 +304,13 @@ def _messages(body: Mapping[str, Any]) -> tuple[dict[str, str], ...] | None:
 
 def _content(content: Any) -> str | None:
     """The text of a turn, also of one in parts; None where it has none (a tool's call)."""
+    if isinstance(content, str):
+        return content
     if not isinstance(content, list):
-        return content if isinstance(content, str) else None
-    kinds = {part.get("type") if isinstance(part, dict) else None for part in content}
-    if kinds - {"text"}:
+        return None
+    if not all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         raise ValueError(
-            "holds content that is no text (an image, a sound); only text can be sent again"
+            "holds content that is not text (an image, a sound); only text can be sent again"
         )
     return "\n".join(str(part.get("text", "")) for part in content)
 
@@ -340,20 +344,24 @@ _KEPT = (
 def redact(line: str, *, keep_text: bool) -> str:
     """One line of a trace without who sent it: only what shapes the load is kept.
 
-    Without ``keep_text`` every word becomes a stable nonsense word of the same length, so lengths and
-    repetition (what n-gram lookup and prefix caching live on) stay, and the content does not.
+    Without ``keep_text`` every word becomes a stable nonsense word of the same length, so lengths
+    and repetition (what n-gram lookup and prefix caching live on) stay, and the content does not.
     """
-    entry: dict[str, Any] = _parsed(line) if line.startswith("{") else {"prompt": line}
-    body: dict[str, Any] = next(
-        (entry[k] for k in ("body", "request") if isinstance(entry.get(k), dict)), entry
-    )
-    beside = ("timestamp", "at_seconds", "output_tokens")
+    entry: dict[str, Any] = {"prompt": line}
+    if line.startswith("{"):
+        entry = _parsed(line)
+    body, beside = _body(entry), (*_TIMES, "output_tokens")
     kept = {k: body[k] for k in _KEPT if k in body} | {k: entry[k] for k in beside if k in entry}
-    return json.dumps(kept if keep_text else _masked(kept), ensure_ascii=False)
+    if not keep_text:
+        kept = _masked(kept)
+    return json.dumps(kept, ensure_ascii=False)
 
 
 def redact_file(source: Path, destination: Path, *, keep_text: bool) -> int:
-    """Redact every line of a trace; the number of requests. Raises ConfigError naming a bad line."""
+    """Redact every line of a trace; the number of requests.
+
+    Raises ConfigError naming a bad line.
+    """
     if destination.exists() and destination.samefile(source):
         raise ConfigError("is the trace itself; must be another file", where=str(destination))
     count = 0
@@ -374,7 +382,7 @@ def _masked(value: Any, key: str = "") -> Any:
         return {k: _masked(v, k) for k, v in value.items()}
     if isinstance(value, list):
         return [_masked(v, key) for v in value]
-    if key in ("timestamp", "at_seconds") and _when(value) is not None:
+    if key in _TIMES and _when(value) is not None:
         return value
     if isinstance(value, str) and key not in ("role", "from", "type"):
         return " ".join(_nonsense(word) for word in value.split(" "))
@@ -383,7 +391,8 @@ def _masked(value: Any, key: str = "") -> Any:
 
 def _nonsense(word: str) -> str:
     digest = hashlib.sha256("".join(filter(str.isalnum, word)).encode()).hexdigest()
-    return "".join(
-        "abcdefghijklmnop"[int(digest[i % 64], 16)] if c.isalnum() else c
-        for i, c in enumerate(word)
-    )
+    letters = list(word)
+    for i, letter in enumerate(letters):
+        if letter.isalnum():
+            letters[i] = "abcdefghijklmnop"[int(digest[i % 64], 16)]
+    return "".join(letters)

@@ -1,4 +1,5 @@
-"""``specserve bench``, ``specserve report`` and ``specserve trace``: measure, show, and make a trace fit to share."""
+"""``specserve bench``, ``specserve report`` and ``specserve trace``: measure, show, and make a
+trace fit to share."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ _WORKLOADS = ", ".join(
     "--arms",
     default="baseline,speculative",
     show_default=True,
-    help="baseline, speculative, or config files; the first is compared with each of the others. --set is for all.",
+    help="baseline, speculative, or config files; the first is compared with each of the others. "
+    "--set is for all.",
 )
 @click.option(
     "--prompts",
@@ -59,7 +61,7 @@ _WORKLOADS = ", ".join(
     default=1,
     show_default=True,
     type=click.IntRange(1, 20),
-    help="Times there and back again.",
+    help="How often to repeat the off-on-on-off sequence.",
 )
 @click.option(
     "--together",
@@ -108,9 +110,9 @@ _WORKLOADS = ", ".join(
 def bench(loaded: Loaded, output: str, out: Path, resume: bool, **options: Any) -> None:
     """Measure whether speculation makes CONFIG faster.
 
-    For this traffic, at this load, with the same answers? Starts each arm as `specserve launch` would, in the order
-    off, on, on, off. Writes result.json, profile.json, report.md and report.html. Exit code 6 when nothing sound could
-    be said.
+    For this traffic, at this load, with the same answers? Starts each arm as `specserve launch`
+    would, in the order off, on, on, off. Writes result.json, profile.json, report.md and
+    report.html. Exit code 6 when nothing sound could be said.
     """
     import os
 
@@ -158,7 +160,8 @@ def _say(verdicts: Sequence[BenchVerdict], out: Path, output: str) -> None:
     "--max-drop",
     type=click.FloatRange(0, 100),
     metavar="PERCENT",
-    help="Exit code 6 when the last result's speedup or acceptance length is lower than the first's by more than this.",
+    help="Exit code 6 when the last result's speedup or acceptance length is lower than the "
+    "first's by more than this.",
 )
 def report(files: tuple[Path, ...], out: Path, max_drop: float | None) -> None:
     """Render benchmark results as Markdown and HTML.

@@ -36,7 +36,8 @@ _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 def check(loaded: Loaded, output: str, skip: tuple[str, ...]) -> None:
     """Prove from files alone that CONFIG can work and fit.
 
-    Target against draft, what the installed vLLM supports, memory. No GPU is needed. Exit code 3 when refused.
+    Target against draft, what the installed vLLM supports, memory. No GPU is needed. Exit code 3
+    when refused.
     """
     from specserve.app import preflight
     from specserve.errors import ExitCode

@@ -67,7 +67,8 @@ def launch(
 ) -> None:
     """Start the server of CONFIG and stay with it until it is stopped.
 
-    SIGTERM and Ctrl-C drain: running requests finish, new ones get 503. A second signal ends it at once.
+    SIGTERM and Ctrl-C drain: running requests finish, new ones get 503. A second signal ends it at
+    once.
     """
     import os
 

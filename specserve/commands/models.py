@@ -1,4 +1,4 @@
-"""``specserve models``: fix, verify and fetch the files of both models."""
+"""``specserve models``: pin, verify and download the files of both models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.group("models")
 def models() -> None:
-    """Fix, verify and fetch the files of both models."""
+    """Pin, verify and download the model files."""
 
 
 @models.command("lock")

@@ -18,7 +18,8 @@ _MAX_ANSWER_BYTES = 16 * 1024**2
 
 
 def config_command(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the CONFIG argument and ``--set``; it receives ``loaded`` (config.load.Loaded).
+    """Give a command the CONFIG argument and ``--set``; it receives ``loaded``
+    (config.load.Loaded).
 
     Warnings of the config are printed to stderr before the command runs.
     """
@@ -55,7 +56,8 @@ def format_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def interruptible(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command that starts servers one way to end: SIGTERM (CI, systemd, Kubernetes) and SIGHUP act as Ctrl-C.
+    """Give a command that starts servers one way to end: SIGTERM (CI, systemd, Kubernetes) and
+    SIGHUP act as Ctrl-C.
 
     A signal that was ignored before, as under ``nohup``, stays so.
     """
@@ -95,7 +97,8 @@ def http_url(context: click.Context, option: click.Parameter, value: Any) -> Any
 
 
 def color() -> bool | None:
-    """False with NO_COLOR (no-color.org), which click does not ask for; None: whatever the stream can show."""
+    """False with NO_COLOR (no-color.org), which click does not ask for; None: whatever the stream
+    can show."""
     return False if os.environ.get("NO_COLOR") else None
 
 

@@ -69,9 +69,8 @@ def verify(
 
 
 def _say(outcome: Outcome) -> None:
-    click.echo(
-        f"{click.style(outcome.status, fg=_COLOURS[outcome.status])}  {outcome.name:12} {outcome.message}"
-    )
+    status = click.style(outcome.status, fg=_COLOURS[outcome.status])
+    click.echo(f"{status}  {outcome.name:12} {outcome.message}")
 
 
 def _subject(loaded: Loaded | None, url: str | None, key_file: Path | None) -> Subject:

@@ -98,7 +98,7 @@ def test_without_guidellm_it_is_said_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(CONFIG)
     for slo, words in (
         ("ttft_p99=200ms", "guidellm is not installed; it searches for the highest load"),
-        ("ttft=200", "'ttft=200' is no objective; must be one of ttft_p99, tpot_p99, e2e_p99"),
+        ("ttft=200", "'ttft=200' is not an objective; must be one of ttft_p99, tpot_p99, e2e_p99"),
     ):
         if "installed" in words and shutil.which("guidellm", path=str(Path(sys.executable).parent)):
             continue

@@ -317,8 +317,8 @@ def test_a_result_that_bench_did_not_write(text, reason, here, capsys):
     ("line", "message"),
     [
         ("[1]", "is not a JSON object; must be one request"),
-        ('{"messages": 3}', "'messages' is no list; must hold the turns of a chat"),
-        ('{"conversations": 5}', "'conversations' is no list; must hold the turns of a chat"),
+        ('{"messages": 3}', "'messages' is not a list; must hold the turns of a chat"),
+        ('{"conversations": 5}', "'conversations' is not a list; must hold the turns of a chat"),
         (
             '{"prompt": 3}',
             "has neither 'messages' nor 'prompt' nor 'conversations'; must have one of them",
