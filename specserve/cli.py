@@ -132,10 +132,9 @@ def _told(error: Exception) -> int:
             _tell(click.style("Error: ", fg="red", bold=True) + str(problem))
         return error.exit_code
     if isinstance(error, OSError) and (error.filename is not None or error.errno == errno.ENOSPC):
-        # What can be foreseen was caught with its place; what is left is a file or a disk of the
-        # user's, too.
+        # Expected errors were caught where they arise; what is left is a file or disk of the user.
         _tell(f"Error: {error.filename or 'output'}: {error.strerror or error}")
-        _tell("Fix: name another file or folder, or make room and give access there")
+        _tell("Fix: name another file or folder, or free some space and give access there")
         return ExitCode.CONFIG
     if "KeyboardInterrupt" in str(
         error

@@ -12,7 +12,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What the process answers to its caller."""
+    """What the process returns to its caller."""
 
     OK = 0
     BUG = 1
@@ -29,9 +29,7 @@ class ExitCode(IntEnum):
     """A measurement is not sound or a verification failed, so there is no go."""
     INTERRUPTED = 130
     NOT_READ = 141
-    """Whoever read our output went away (`| head`) before the command was done: what SIGPIPE would
-    have made of it.
-    """
+    """The reader of our output closed the pipe early, as in `... | head`: what SIGPIPE gives."""
 
 
 @dataclass(frozen=True)

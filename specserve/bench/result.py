@@ -121,8 +121,7 @@ class Arm(_Record):
 
 
 class Answers(_Record):
-    """Greedy answers of an arm, compared with the baseline's, or streamed with the same in one
-    piece."""
+    """Greedy answers of an arm against the baseline's, or streamed against in one piece."""
 
     workload: str
     arm: str | None = Field(None, description="Whose answers.")

@@ -47,7 +47,10 @@ def check(loaded: Loaded, output: str, skip: tuple[str, ...]) -> None:
     if output == "json":
         click.echo(json.dumps(report.as_dict(), indent=2))
     else:
-        (_table if sys.stdout.isatty() else _lines)(report)
+        show = _lines
+        if sys.stdout.isatty():
+            show = _table
+        show(report)
         click.echo(_verdict(report, loaded.settings))
     if not report.ok:
         raise click.exceptions.Exit(ExitCode.PREFLIGHT)
@@ -81,20 +84,30 @@ def _table(report: PreflightReport) -> None:
 
 
 def _verdict(report: PreflightReport, settings: Settings) -> str:
-    draft = settings.models.draft_model if settings.uses_draft_model else None
-    models = [m for m in (settings.models.target_model, draft) if m]
-    names = " + ".join(m.path + (f"@{m.revision[:12]}" if m.revision else "") for m in models)
-    warnings = sum(f.severity == "warning" for f in report.findings)
-    noted = f", {warnings} warning{'s' * (warnings > 1)}" if warnings else ""
+    models = [settings.models.target_model, settings.models.draft_model]
+    if not settings.uses_draft_model:
+        models.pop()
+    names = []
+    for model in models:
+        if model is not None and model.revision:
+            names.append(f"{model.path}@{model.revision[:12]}")
+        elif model is not None:
+            names.append(model.path)
+    said = " + ".join(names)
     if report.ok:
-        return (
-            click.style("OK", fg="green", bold=True)
-            + f" {names} ({settings.method or 'no speculation'}){noted}"
-        )
-    n = len(report.errors)
-    return (
-        click.style("REFUSED", fg="red", bold=True) + f" {names}: {n} error{'s' * (n > 1)}{noted}"
-    )
+        head = click.style("OK", fg="green", bold=True)
+        said += f" ({settings.method or 'no speculation'})"
+    else:
+        head = click.style("REFUSED", fg="red", bold=True)
+        said += f": {_count(len(report.errors), 'error')}"
+    warnings = sum(f.severity == "warning" for f in report.findings)
+    if warnings:
+        said += f", {_count(warnings, 'warning')}"
+    return f"{head} {said}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number > 1)}"
 
 
 @contextmanager

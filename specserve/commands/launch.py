@@ -72,11 +72,11 @@ def launch(
     """
     import os
 
-    from specserve.app import launch as launching
+    from specserve.app.launch import plan
     from specserve.errors import ConfigError
 
     if dry_run:
-        show(launching.plan(loaded, environ=os.environ, check=False), output)
+        show(plan(loaded, environ=os.environ, check=False), output)
         return
     if ready_file is not None and not ready_file.parent.is_dir():
         raise ConfigError(
@@ -85,7 +85,7 @@ def launch(
     debug = bool((context.obj or {}).get("debug"))
     run(
         loaded,
-        lambda progress: launching.plan(
+        lambda progress: plan(
             loaded,
             environ=os.environ,
             skip=skip,

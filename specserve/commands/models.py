@@ -86,7 +86,9 @@ def _pull(settings: Settings, path: str, revision: str | None) -> Path:
     from specserve.checkpoint import read as checkpoint
     from specserve.errors import ConfigError
 
-    store = Path(settings.models.store) if settings.models.store else None
+    store = None
+    if settings.models.store:
+        store = Path(settings.models.store)
     if "://" in path and checkpoint.hub_id(path) is None:
         if store is None:
             raise ConfigError(
@@ -104,7 +106,9 @@ def _pull(settings: Settings, path: str, revision: str | None) -> Path:
 def _configured(settings: Settings) -> list[tuple[str, str, str | None]]:
     target, draft = settings.models.target_model, settings.models.draft_model
     found = [("target_model", target.path, target.revision)]
-    return found + ([("draft_model", draft.path, draft.revision)] if draft is not None else [])
+    if draft is not None:
+        found.append(("draft_model", draft.path, draft.revision))
+    return found
 
 
 def _facts(settings: Settings) -> dict[str, ModelFacts]:

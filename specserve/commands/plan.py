@@ -27,7 +27,7 @@ def plan(loaded: Loaded, output: str, with_grid: bool) -> None:
     """
     from specserve.app.plan import Planning
     from specserve.errors import PreflightRefused, Problem
-    from specserve.memory import text as vram_text
+    from specserve.memory import text
     from specserve.memory.findings import of_plan
 
     planning = Planning.of(loaded, environ=os.environ)
@@ -36,18 +36,16 @@ def plan(loaded: Loaded, output: str, with_grid: bool) -> None:
     if output == "json":
         body = {
             "vram": made.as_dict(),
-            "conclusion": vram_text.conclusion(made),
+            "conclusion": text.conclusion(made),
             "findings": [f.as_dict() for f in of_plan(made)],
         }
         if with_grid:
             body["grid"] = [vars(c) for c in cells]
         click.echo(json.dumps(body, indent=2))
     else:
-        click.echo(vram_text.render(made))
+        click.echo(text.render(made))
         if cells:
-            click.echo(
-                "\nRequests at once, - where it does not fit\n" + vram_text.render_grid(cells)
-            )
+            click.echo("\nRequests at once, - where it does not fit\n" + text.render_grid(cells))
     refused = [f for f in of_plan(made) if f.severity == "error"]
     if refused:
         raise PreflightRefused([Problem(f.message, f.where or None, fix=f.fix) for f in refused])

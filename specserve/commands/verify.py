@@ -51,7 +51,9 @@ def verify(
     from specserve.config.load import load
     from specserve.errors import ConfigError
 
-    loaded = load(config, environ=os.environ, overrides=overrides) if config else None
+    loaded = None
+    if config:
+        loaded = load(config, environ=os.environ, overrides=overrides)
     if loaded is None and (url is None or options["start"]):
         raise ConfigError(
             "neither CONFIG nor --url is given; must have one",
@@ -62,9 +64,9 @@ def verify(
     if options["start"] and loaded is not None:
         outcomes = _launched(loaded, told)
     else:
-        from specserve.app import golive as checks
+        from specserve.app import golive
 
-        outcomes = checks.run(_subject(loaded, url, options["api_key_file"]), told)
+        outcomes = golive.run(_subject(loaded, url, options["api_key_file"]), told)
     _finish(outcomes, output, options["junit"])
 
 
@@ -107,7 +109,7 @@ def _key(file: Path) -> str:
 def _launched(loaded: Loaded, told: Any) -> list[Outcome]:
     from tempfile import TemporaryDirectory
 
-    from specserve.app import golive as checks
+    from specserve.app import golive
     from specserve.app.arm import ArmServer, ArmSpec
 
     with TemporaryDirectory() as folder:
@@ -115,8 +117,8 @@ def _launched(loaded: Loaded, told: Any) -> list[Outcome]:
         try:
             server.start()
             subject = _subject(loaded, None, None)
-            outcomes = checks.run(subject, told)
-            drained = checks.drain(subject, server.terminate, server.wait)
+            outcomes = golive.run(subject, told)
+            drained = golive.drain(subject, server.terminate, server.wait)
             told(drained)
         finally:
             server.stop()
@@ -163,6 +165,8 @@ def _junit(outcomes: list[Outcome]) -> str:
             suite, "testcase", classname="verify", name=outcome.name, time=f"{outcome.seconds:.3f}"
         )
         if outcome.status != "PASS":
-            tag = "failure" if outcome.status == "FAIL" else "skipped"
+            tag = "skipped"
+            if outcome.status == "FAIL":
+                tag = "failure"
             ElementTree.SubElement(case, tag, message=outcome.message)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
