@@ -279,11 +279,16 @@ def search(
     environ: Mapping[str, str],
 ) -> Search:
     """The highest load at which this arm meets the objectives. Raises Unsound if guidellm fails."""
-    told = {"model": server.model, "api_key": server.spec.api_key}
     with tempfile.TemporaryDirectory() as name:  # for us alone: the scenario holds the key
         folder = Path(name)
         scenario = slo.prepare(
-            folder, workload, objectives, probe_seconds, target=server.client.base_url, **told
+            folder,
+            workload,
+            objectives,
+            probe_seconds,
+            target=server.client.base_url,
+            model=server.model,
+            api_key=server.spec.api_key,
         )
         argv = [guidellm(environ), "run", "--config", str(scenario), "--disable-console"]
         child = Child(argv, environ, lambda _: None)

@@ -16,7 +16,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Section:
+class ReportSection:
     """Sentences, then pictures (SVG), then a table."""
 
     title: str
@@ -25,7 +25,7 @@ class Section:
     plots: tuple[str, ...] = ()
 
 
-def markdown(sections: Sequence[Section], title: str) -> str:
+def markdown(sections: Sequence[ReportSection], title: str) -> str:
     """The document as Markdown, without pictures."""
     out = [f"# {title}", ""]
     for section in sections:
@@ -56,7 +56,7 @@ _STYLE = (
 )
 
 
-def page(sections: Sequence[Section], title: str) -> str:
+def page(sections: Sequence[ReportSection], title: str) -> str:
     """The document as one self-contained HTML page."""
     body = []
     for section in sections:

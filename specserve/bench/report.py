@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from specserve.bench import breakeven
 from specserve.bench.advice import conclusion, objectives
-from specserve.bench.document import Section, Table
+from specserve.bench.document import ReportSection, Table
 from specserve.bench.judge import ArmCell, BenchCell, BenchVerdict
 from specserve.bench.result import Answers, Result, Search
 from specserve.bench.stats import Spread, mean
@@ -17,7 +17,7 @@ from specserve.units import gib, percent
 
 def document(
     verdicts: Sequence[BenchVerdict], drawn: Sequence[Mapping[str, str]] = ()
-) -> list[Section]:
+) -> list[ReportSection]:
     """The report of one verdict, or of several side by side; ``drawn`` holds the pictures of
     each."""
     pictures = list(drawn) or [{} for _ in verdicts]
@@ -35,14 +35,14 @@ def _name(result: Result) -> str:
 
 def _sections(
     verdict: BenchVerdict, drawn: Mapping[str, str], *, prefix: str = ""
-) -> list[Section]:
+) -> list[ReportSection]:
     result, cells = verdict.result, verdict.cells
 
     def section(
         title: str, text: Sequence[str], table: Table | None = None, *plots: str
-    ) -> Section:
+    ) -> ReportSection:
         shown = tuple(drawn[name] for name in plots if name in drawn)
-        return Section(prefix + title, tuple(text), table, shown)
+        return ReportSection(prefix + title, tuple(text), table, shown)
 
     sections = [
         section("In short", conclusion(verdict)),
@@ -289,7 +289,7 @@ def _arms(result: Result) -> Table:
     return Table(("arm", "ready after, s", "KV cache tokens", "configuration"), tuple(rows))
 
 
-def _comparison(verdicts: Sequence[BenchVerdict]) -> Section:
+def _comparison(verdicts: Sequence[BenchVerdict]) -> ReportSection:
     found = [{(c.workload, c.concurrency): c for c in v.cells} for v in verdicts]
     rows = []
     for key in sorted({k for cells in found for k in cells}):
@@ -302,7 +302,7 @@ def _comparison(verdicts: Sequence[BenchVerdict]) -> Section:
                 shown.append(f"{cell.speedup.value:.2f}x {cell.verdict}")
         rows.append((key[0], str(key[1]), *shown))
     head = ("workload", "concurrency", *(_name(v.result) for v in verdicts))
-    return Section(
+    return ReportSection(
         "Side by side",
         ("Speedup of each result in the cells that they share.",),
         Table(head, tuple(rows)),

@@ -50,22 +50,24 @@ def prepare(
     workload: Workload,
     objectives: Mapping[str, float],
     probe_seconds: float,
-    **server: Any,
+    *,
+    target: str,
+    model: str,
+    api_key: str | None,
 ) -> Path:
-    """Write prompts and scenario into ``folder``; return the scenario's path.
-
-    ``server`` is target, model and api_key.
-    """
+    """Write prompts and scenario into ``folder``; return the scenario's path."""
     prompts = folder / "prompts.jsonl"
     rows = itertools.islice(itertools.cycle(workload.requests), max(ROWS, len(workload.requests)))
-    prompts.write_text("".join(json.dumps(_row(r)) + "\n" for r in rows), encoding="utf-8")
+    prompts.write_text("".join(_row(r) + "\n" for r in rows), encoding="utf-8")
     path = "/v1/completions"
     if workload.requests[0].messages is not None:
         path = "/v1/chat/completions"
     spec = {
         "backend": {
             "kind": "openai_http",
-            **server,
+            "target": target,
+            "model": model,
+            "api_key": api_key,
             "request_format": path,
             "max_tokens": max(r.max_tokens for r in workload.requests),
             "http2": False,
@@ -86,10 +88,10 @@ def prepare(
     return scenario
 
 
-def _row(request: Request) -> dict[str, Any]:
+def _row(request: Request) -> str:
     if request.messages is None:
-        return {"prompt": request.prompt}
-    return {"messages": request.messages}
+        return json.dumps({"prompt": request.prompt})
+    return json.dumps({"messages": request.messages})
 
 
 def read(folder: Path, arm: str, workload: str, objectives: Mapping[str, float]) -> Search:
