@@ -159,25 +159,17 @@ def _rule(definition: Definition, settings: Settings) -> Rule | None:
 
 def _guards(definition: Definition, settings: Settings) -> Iterable[Guard]:
     yield from definition.guards
-    limit = largest_drafting_batch(settings)
+    limit = settings.largest_drafting_batch
     if definition.name == "SpeculationInactive" and limit is not None:
         # Above this batch size silence is what the config asks for.
         yield Guard("specserve_requests_running", at_most=limit)
-
-
-def largest_drafting_batch(settings: Settings) -> int | None:
-    """The largest step batch that still speculates; None when every one does."""
-    spec = settings.speculative_decoding
-    if spec.schedule is not None:
-        return max((last for _, last, tokens in spec.schedule if tokens > 0), default=0)
-    return spec.max_batch_size
 
 
 def drafts_are_full(settings: Settings) -> bool:
     """Whether every draft has num_speculative_tokens, so that a rare last position is a poor
     one."""
     spec = settings.speculative_decoding
-    lengths = {tokens for _, _, tokens in spec.schedule or () if tokens > 0}
+    lengths = {tokens for _, _, tokens in settings.schedule or () if tokens > 0}
     return settings.method not in WITHOUT_DRAFT and lengths <= {spec.num_speculative_tokens}
 
 

@@ -72,7 +72,7 @@ def plan(
     if calibrate:
         calibrated = loaded.path
     prepared = environment.prepare(settings, environ, cpu=engine.on_cpu, weights_bytes=weights)
-    command = args.build(with_draining(settings), installed=engine)
+    command = args.build(settings, installed=engine, middleware=[DRAINING])
     folders = leftovers.folders(environ)
     return Launch(
         settings=settings,
@@ -104,12 +104,3 @@ def _engine(*, assume: bool) -> tuple[introspect.Installed, tuple[str, ...]]:
     assumed = introspect.Installed("vllm", ".".join(map(str, NEWEST)), "python3")
     note = f"vLLM is not installed here; assumed is {assumed} for GPUs, whose flags were not asked"
     return assumed, (note,)
-
-
-def with_draining(settings: Settings) -> Settings:
-    """The settings with our middleware in front of the user's."""
-    extra = settings.engine.extra_args
-    theirs = extra.get("middleware") or []
-    ours = [DRAINING, *(theirs if isinstance(theirs, list) else [theirs])]
-    engine = settings.engine.model_copy(update={"extra_args": {**extra, "middleware": ours}})
-    return settings.model_copy(update={"engine": engine})

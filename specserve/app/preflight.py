@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 from specserve.checkpoint import lock as integrity
 from specserve.checkpoint import read as reading
+from specserve.checkpoint.context import native_length
 from specserve.checkpoint.facts import CheckpointRefused, ModelFacts
+from specserve.checkpoint.quantization import quant_method
 from specserve.config.models import DraftModel, TargetModel
 from specserve.config.schema import Settings
 from specserve.config.speculation import NEEDS_DRAFT
@@ -188,10 +190,7 @@ def read(settings: Settings, role: str) -> tuple[ModelFacts | None, list[Finding
         facts = reading.read(model.path, revision=model.revision, token=settings.models.token)
     except CheckpointRefused as refused:
         return None, [_placed(f, role) for f in refused.findings]
-    without = (
-        settings.engine.extra_args.get("load-format", settings.engine.extra_args.get("load_format"))
-        == "dummy"
-    )
+    without = settings.engine.flags.text("load-format") == "dummy"
     found = [
         _placed(f, role) for f in facts.findings if not (without and f.code in _WITHOUT_WEIGHTS)
     ]
@@ -404,7 +403,7 @@ def _model_dict(facts: ModelFacts) -> dict[str, JsonValue]:
         "architecture": next(iter(facts.architectures), None),
         "weights_bytes": facts.total_size_bytes,
         "dtype": match.stored_dtype(facts),
-        "quantization": consistency.quantization_of(facts),
+        "quantization": quant_method(facts.config),
         "vocab_size": vocabulary.vocab_size(facts),
-        "max_position_embeddings": match.native_length(facts),
+        "max_position_embeddings": native_length(facts),
     }

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from specserve.bench.judge import BenchCell, BenchVerdict
 from specserve.bench.result import Answers, Result, Search
-from specserve.config.speculation import SpeculativeDecoding
-from specserve.engine.command.args import WIDEST_STEP
+from specserve.config.speculation import WIDEST_STEP, SpeculativeDecoding
 
 LATER = 1.1
 """A first token that comes more than a tenth later is worth a sentence."""

@@ -7,9 +7,9 @@ llama.cpp and TensorRT-LLM, read 2026-11-30.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from specserve.config.document import KeyPath, dotted
+from specserve.config.extra_args import FLAG_ALIASES, ExtraArgs
 
 _SPEC = "speculative_decoding"
 _DRAFT = "models.draft_model"
@@ -128,7 +128,11 @@ OWN_FLAGS: Mapping[str, str] = {
 }
 """vLLM flags that have a key of their own here; setting both would leave two truths."""
 
-NOT_EXTRA = f"^-*({'|'.join(sorted({*OWN_FLAGS, *TODAY})).replace('_', '[-_]')})$"
+_OTHER_NAMES = {
+    short for short, name in FLAG_ALIASES.items() if name.replace("-", "_") in OWN_FLAGS
+}
+_NOT_EXTRA = "|".join(sorted({*OWN_FLAGS, *TODAY, *_OTHER_NAMES})).replace("-", "_")
+NOT_EXTRA = f"^-*(no[-_])?({_NOT_EXTRA.replace('_', '[-_]')})([.=].*)?$"
 """Pattern of the flags that ``engine.extra_args`` refuses, for JSON Schema."""
 
 
@@ -156,14 +160,12 @@ def advice(path: KeyPath) -> str | None:
     return said
 
 
-def in_extra_args(extra_args: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def in_extra_args(extra_args: ExtraArgs) -> Iterator[tuple[str, str]]:
     """(key, sentence) for every flag in ``engine.extra_args`` that belongs elsewhere."""
-    for key in extra_args:
-        name = normal(key)
+    for flag in extra_args.flags:
+        name = normal(flag.name)
         if name in OWN_FLAGS:
-            yield (
-                key,
-                f"vLLM's '--{name.replace('_', '-')}' has a key of its own; write '{OWN_FLAGS[name]}'",
-            )
+            key = OWN_FLAGS[name]
+            yield flag.key, f"vLLM's '--{flag.name}' has a key of its own; write '{key}'"
         elif name in TODAY:
-            yield key, f"'{key}' does not belong here; {TODAY[name]}"
+            yield flag.key, f"'{flag.key}' does not belong here; {TODAY[name]}"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
-from specserve.config import legacy, rules
+from specserve.config import extra_args, legacy, rules
 from specserve.config.alerting import Rules
 from specserve.config.document import Document, KeyPath, dotted, read, read_value
 from specserve.config.schema import Settings
@@ -110,7 +111,9 @@ def load(path: Path, *, environ: Mapping[str, str], overrides: Sequence[str] = (
     cascade = _Cascade(doc, doc.values)
     problems = list(doc.problems)
     warnings: list[Problem] = []
-    for entry in [*_from_environment(environ, warnings), *_from_overrides(overrides, problems)]:
+    problems += _said_twice(_inside(_inside(doc.values, "engine"), "extra_args"), cascade.place)
+    layers = ([*_from_environment(environ, warnings)], [*_from_overrides(overrides, problems)])
+    for entry in itertools.chain(*layers):
         key_path, wrong = cascade.resolve(entry.path)
         if wrong is not None:
             problems.append(
@@ -123,7 +126,10 @@ def load(path: Path, *, environ: Mapping[str, str], overrides: Sequence[str] = (
             value = ""  # whoever sets a secret wants one
         cascade.doc.written |= said.written
         if value is not None or not said.problems:
+            _drop_other_spellings(cascade, key_path, value)
             cascade.put(key_path, value, entry.place)
+    for layer in layers:
+        problems += _said_twice_by(layer)
     settings = _validate(cascade, problems)
     if settings is None:
         raise ConfigError(_unique(problems))
@@ -134,6 +140,45 @@ def load(path: Path, *, environ: Mapping[str, str], overrides: Sequence[str] = (
     if problems:
         raise ConfigError(_unique(problems))
     return Loaded(path, settings, _sources(cascade), tuple(warnings), tuple(overrides))
+
+
+_EXTRA = ("engine", "extra_args")
+
+
+def _said_twice(layer: Any, place: Callable[[KeyPath], str]) -> Iterator[Problem]:
+    """One layer sets each of vLLM's flags once, whatever the spelling."""
+    if isinstance(layer, dict):
+        for key, said in extra_args.said_twice(layer):
+            yield Problem(said, place((*_EXTRA, key)))
+
+
+def _said_twice_by(layer: Sequence[_Entry]) -> Iterator[Problem]:
+    """The same of the environment, and of the ``--set`` values."""
+    entries = {
+        ".".join(entry.path[2:]): entry
+        for entry in layer
+        if tuple(entry.path[:2]) == _EXTRA and len(entry.path) > 2
+    }
+    for key, said in extra_args.said_twice(dict.fromkeys(entries)):
+        yield Problem(said, entries[key].place)
+
+
+def _drop_other_spellings(cascade: _Cascade, path: KeyPath, value: Any) -> None:
+    """A later layer overrides an earlier one also where it spells a flag otherwise."""
+    if path[:2] != _EXTRA:
+        return
+    held = _inside(_inside(cascade.values, "engine"), "extra_args")
+    if not isinstance(held, dict):
+        return
+    if len(path) > 2:
+        later = [[str(part) for part in path[2:]]]
+    elif isinstance(value, dict):
+        later = [[str(key)] for key in value]
+    else:
+        later = []
+    for parts in later:
+        for key in list(extra_args.overridden(list(held), parts)):
+            del held[key]
 
 
 @dataclass(frozen=True)

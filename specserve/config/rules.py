@@ -92,7 +92,7 @@ def _server(settings: Settings) -> Iterator[Complaint]:
 
 def _engine(settings: Settings) -> Iterator[Complaint]:
     engine = settings.engine
-    for key, sentence in legacy.in_extra_args(engine.extra_args):
+    for key, sentence in legacy.in_extra_args(engine.flags):
         yield Complaint(("engine", "extra_args", key), sentence)
     if (
         engine.max_num_seqs

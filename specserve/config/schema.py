@@ -9,7 +9,13 @@ from specserve.config.base import Section
 from specserve.config.models import Models
 from specserve.config.serving import Engine, Hardware, Server
 from specserve.config.sidecar import Sidecar
-from specserve.config.speculation import WITHOUT_DRAFT, Method, SpeculativeDecoding
+from specserve.config.speculation import (
+    WIDEST_STEP,
+    WITHOUT_DRAFT,
+    Method,
+    ScheduleRow,
+    SpeculativeDecoding,
+)
 
 
 class Settings(Section):
@@ -44,6 +50,59 @@ class Settings(Section):
             and method not in WITHOUT_DRAFT
             and self.models.draft_model is not None
         )
+
+    def draft_tensor_parallel_size(self, *, on_first_engine: bool = False) -> int:
+        """GPUs that share the draft.
+
+        vLLM runs a draft model at the target's TP alone (``v1/spec_decode/draft_model.py``), whatever
+        is asked for; heads, and drafts on the first engine (before 0.11), may lie whole on each GPU.
+        """
+        target = self.models.target_model.tensor_parallel_size
+        draft = self.models.draft_model
+        if draft is None or (self.method == "draft_model" and not on_first_engine):
+            return target
+        return draft.tensor_parallel_size or target
+
+    @property
+    def schedule(self) -> tuple[ScheduleRow, ...] | None:
+        """Rows of first batch size, last batch size and tokens per draft; None drafts at every size.
+
+        >>> base = {"models": {"target_model": {"path": "m"}}, "engine": {"max_num_seqs": 64}}
+        >>> Settings(**base, speculative_decoding={"method": "ngram", "max_batch_size": 8}).schedule
+        ((1, 8, 5), (9, 64, 0))
+        """
+        spec = self.speculative_decoding
+        if spec.schedule is not None:
+            return tuple(spec.schedule)
+        last = self.engine.max_num_seqs or WIDEST_STEP
+        if spec.max_batch_size is None or spec.max_batch_size >= last:
+            return None
+        return (
+            (1, spec.max_batch_size, spec.num_speculative_tokens),
+            (spec.max_batch_size + 1, last, 0),
+        )
+
+    def drafts_at(self, batch_size: int) -> int:
+        """Tokens per draft in a step of so many sequences; 0 where nothing is drafted.
+
+        Beyond the last row vLLM carries that row on.
+        """
+        rows = self.schedule
+        if rows is None:
+            return self.speculative_decoding.num_speculative_tokens
+        tokens = 0
+        for first, _, row_tokens in rows:
+            if first <= batch_size:
+                tokens = row_tokens
+        return tokens
+
+    @property
+    def largest_drafting_batch(self) -> int | None:
+        """The largest step batch that a row drafts for; None where every size is drafted for."""
+        rows = self.schedule
+        if rows is None:
+            return None
+        return max((last for _, last, tokens in rows if tokens > 0), default=0)
 
     @property
     def served_model_name(self) -> str:

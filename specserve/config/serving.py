@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from specserve.config import legacy
 from specserve.config.base import FilePath, Host, Port, Positive, Ratio, Seconds, Secret, Section
+from specserve.config.extra_args import ExtraArgs
 
 Repair = Literal["cpu-speculative-sampling", "cpu-yielding"]
 Policy = Literal["warn", "block"]
@@ -104,7 +105,7 @@ class Engine(Section):
         ("cpu-speculative-sampling", "cpu-yielding"),
         description="Repairs of known engine defects, applied only where the engine has the defect; [] turns them off.",
     )
-    extra_args: dict[str, Any] = Field(
+    extra_args: dict[str, JsonValue] = Field(
         default_factory=dict,
         description="Further vLLM flags without dashes, e.g. {max-logprobs: 5}.",
         json_schema_extra={"patternProperties": {legacy.NOT_EXTRA: False}},
@@ -113,6 +114,11 @@ class Engine(Section):
         default_factory=dict,
         description="Environment of the engine, e.g. {VLLM_LOGGING_LEVEL: DEBUG}.",
     )
+
+    @property
+    def flags(self) -> ExtraArgs:
+        """``extra_args`` by vLLM's long names, however they are written."""
+        return ExtraArgs(self.extra_args)
 
 
 class Hardware(Section):

@@ -24,6 +24,14 @@ Method = Literal[
 METHODS: tuple[str, ...] = get_args(Method)
 NEEDS_DRAFT = frozenset({"draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "dflash"})
 """Methods whose proposer is a checkpoint of its own. mtp and dspark may carry theirs inside the target."""
+ScheduleRow = tuple[int, int, int]
+"""First batch size, last batch size, tokens per draft."""
+WIDEST_STEP = 4096
+"""End of the last row of a schedule when ``engine.max_num_seqs`` is unset.
+
+vLLM clips rows to its own limit and carries the last row on (``v1/spec_decode/dynamic/utils.py``),
+and no default of its reaches this.
+"""
 WITHOUT_DRAFT = frozenset({"ngram", "ngram_gpu", "suffix"})
 """Methods that look drafts up in text that is already there."""
 

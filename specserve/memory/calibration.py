@@ -101,7 +101,7 @@ def key(settings: Settings, engine_version: str | None, gpu_name: str | None) ->
         engine.max_num_seqs,
         engine.max_num_batched_tokens,
         engine.enforce_eager,
-        engine.extra_args,
+        engine.flags.values,
         engine_version,
         gpu_name,
     ]

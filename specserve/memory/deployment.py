@@ -12,6 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from specserve.checkpoint.context import context_length
+from specserve.checkpoint.quantization import kv_cache_dtype, quant_method
+from specserve.config.extra_args import ExtraArgs, human_number
+from specserve.config.speculation import WITHOUT_DRAFT
 from specserve.memory.accounting import Accounting
 from specserve.units import GIB
 
@@ -22,31 +26,6 @@ if TYPE_CHECKING:
 Backend = Literal["gpu", "cpu"]
 
 _WITHOUT_ASYNC = {"ngram", "suffix", "medusa", "mlp_speculator"}
-_LENGTH_KEYS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_seq_len",
-    "seq_length",
-    "model_max_length",
-    "max_target_positions",
-    "max_sequence_length",
-    "max_seq_length",
-    "seq_len",
-)
-_ROPE_WITH_SCALED_LENGTH = {
-    "default",
-    "su",
-    "longrope",
-    "llama3",
-    "yarn",
-    "deepseek_yarn",
-    "deepseek_llama_scaling",
-    "mrope",
-    "proportional",
-}
-"""Rope types whose ``max_position_embeddings`` already is the length (older vLLM multiplied for
-yarn).
-"""
 
 
 @dataclass(frozen=True)
@@ -135,7 +114,7 @@ class Shape:
     @property
     def drafts_with_a_model(self) -> bool:
         """Whether something with weights and KV proposes."""
-        return self.method not in {None, "ngram", "ngram_gpu", "suffix"}
+        return self.method is not None and self.method not in WITHOUT_DRAFT
 
 
 def resolve(
@@ -152,7 +131,7 @@ def resolve(
     engine, model, extra = (
         settings.engine,
         settings.models.target_model,
-        Extra(settings.engine.extra_args),
+        settings.engine.flags,
     )
     spec, draft, tp, pp = (
         settings.speculative_decoding,
@@ -161,9 +140,7 @@ def resolve(
         model.pipeline_parallel_size,
     )
     accounting = Accounting.of(engine_version, gpu_name=gpu_name, method=settings.method)
-    length = (
-        engine.max_model_len or extra.number("max_model_len") or default_length(target, accounting)
-    )
+    length = engine.max_model_len or default_length(target, accounting)
     if gpu_bytes is not None and "a100" not in gpu_name.lower():
         big = gpu_bytes
     else:
@@ -173,163 +150,78 @@ def resolve(
         tokens, (engine.max_num_seqs or seqs) * length
     )
     max_seqs = engine.max_num_seqs or min(seqs, max_tokens)
-    kv_dtype = effective_kv_dtype(engine.kv_cache_dtype, target.config)
+    kv_dtype = kv_cache_dtype(engine.kv_cache_dtype, target.config)
     window, matrix = (
-        str(extra.values.get(n) or "auto") for n in ("mamba_cache_dtype", "mamba_ssm_cache_dtype")
+        str(extra.values.get(n) or "auto") for n in ("mamba-cache-dtype", "mamba-ssm-cache-dtype")
     )
-    asynchronous = backend == "gpu" and extra.switch(
-        "async_scheduling", default=accounting.async_scheduling
+    asynchronous = backend == "gpu" and _switched(
+        extra, "async-scheduling", default=accounting.async_scheduling
     )
+    drafting_batch = settings.largest_drafting_batch
+    if drafting_batch is None:
+        drafting_batch = max_seqs
     return Shape(
         backend=backend,
         accounting=accounting,
         tp=tp,
         pp=pp,
-        ep=tp * (extra.number("data_parallel_size") or 1)
-        if extra.flag("enable_expert_parallel")
+        ep=tp * (extra.number("data-parallel-size") or 1)
+        if extra.is_on("enable-expert-parallel")
         else 1,
-        dcp=extra.number("decode_context_parallel_size") or 1,
+        dcp=extra.number("decode-context-parallel-size") or 1,
         max_model_len=length,
         max_num_seqs=max_seqs,
         max_num_batched_tokens=max_tokens,
         utilization=engine.gpu_memory_utilization,
-        eager=engine.enforce_eager or extra.flag("enforce_eager"),
+        eager=engine.enforce_eager or extra.is_on("enforce-eager"),
         dtype_bytes=4
         if model.dtype in {"float", "float32"}
         else 2,  # float32 checkpoints are served in 16 bits
         kv_dtype=kv_dtype,
         draft_kv_dtype=(draft.kv_cache_dtype if draft else None) or kv_dtype,
-        block_tokens=extra.number("block_size"),
-        state_checkpoints=extra.switch("enable_prefix_caching", default=accounting.caches_states),
-        hybrid_manager=not extra.flag("disable_hybrid_kv_cache_manager"),
+        block_tokens=extra.number("block-size"),
+        state_checkpoints=_switched(
+            extra, "enable-prefix-caching", default=accounting.caches_states
+        ),
+        hybrid_manager=not extra.is_on("disable-hybrid-kv-cache-manager"),
         async_scheduling=asynchronous and settings.method not in _WITHOUT_ASYNC,
         method=settings.method,
         num_speculative_tokens=spec.num_speculative_tokens if settings.method else 0,
-        speculating_seqs=_speculating(settings, max_seqs),
-        draft_tp=_draft_tp(settings, accounting),
+        speculating_seqs=min(max_seqs, drafting_batch),
+        draft_tp=settings.draft_tensor_parallel_size(on_first_engine=accounting.v0),
         keeps_draft_probabilities=spec.draft_sample_method == "probabilistic",
         quantization=model.quantization,
-        weight_format=weight_format(target.config),
+        weight_format=quant_method(target.config),
         layer_split=_partition(engine.env.get("VLLM_PP_LAYER_PARTITION")),
         kv_cache_bytes=_given_cache(settings, extra, backend),
-        cpu_offload_bytes=int(float(extra.values.get("cpu_offload_gb") or 0) * GIB),
-        language_model_only=extra.flag("language_model_only"),
+        cpu_offload_bytes=int((extra.decimal("cpu-offload-gb") or 0) * GIB),
+        language_model_only=extra.is_on("language-model-only"),
         float32_states=backend == "cpu" and has_avx512_bf16,
         state_dtypes=(window, matrix),
         extra=extra.values,
     )
 
 
-class Extra:
-    """``engine.extra_args`` by vLLM's names, however they are written.
-
-    >>> Extra({"block-size": 32, "--enforce-eager": True}).number("block_size")
-    32
-    """
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self.values = {str(k).lstrip("-").replace("-", "_"): v for k, v in values.items()}
-
-    def number(self, name: str) -> int | None:
-        """The value as a whole number; None when absent or something else."""
-        value = self.values.get(name)
-        if isinstance(value, int | float | str) and re.fullmatch(r"\d+", str(value)):
-            return int(value)
-        return None
-
-    def flag(self, name: str) -> bool:
-        """Whether a switch is on."""
-        return self.values.get(name) in (True, "true", "True", "")
-
-    def switch(self, name: str, *, default: bool) -> bool:
-        """A switch that has a ``no-`` form.
-
-        >>> Extra({"no-async-scheduling": True}).switch("async_scheduling", default=True)
-        False
-        """
-        if self.flag(f"no_{name}"):
-            return False
-        if name not in self.values:
-            return default
-        return self.flag(name)
+def storage(config: Mapping[str, Any], shape: Shape) -> str:
+    """How weights are stored, in words."""
+    return quant_method(config) or ("float32" if shape.dtype_bytes == 4 else "16 bits")
 
 
 def default_length(model: ModelFacts, accounting: Accounting) -> int:
-    """The model's own longest sequence: the smallest of its length keys, times a rope factor where
-    one applies.
+    """The context that vLLM serves where nobody says: the model's own, or 2048 where nothing names
+    one.
     """
-    config = model.text_config
-    lengths = [v for k in _LENGTH_KEYS if isinstance(v := config.get(k), int) and v > 0]
-    if lengths:
-        length = min(lengths)
-    else:
-        length = 2048
-    limit = model.tokenizer_config.get("model_max_length")
-    if isinstance(limit, int) and 0 < limit < length:
-        length = limit
-    rope = config.get("rope_scaling") or config.get("rope_parameters")
-    if not isinstance(rope, Mapping) or "gemma3" in str(config.get("model_type")):
-        return length
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "longrope" and isinstance(
-        original := config.get("original_max_position_embeddings"), int
-    ):
-        return original
-    if (
-        kind == "yarn"
-        and accounting.version < (0, 15)
-        and isinstance(rope.get("factor"), int | float)
-    ):
-        return int(rope.get("original_max_position_embeddings", length) * rope["factor"])
-    if kind in _ROPE_WITH_SCALED_LENGTH or not isinstance(rope.get("factor"), int | float):
-        return length
-    return int(length * rope["factor"])
+    own = context_length(model, scales_yarn=accounting.version < (0, 15))
+    if own is None:
+        return 2048
+    return own.default
 
 
-def effective_kv_dtype(setting: str, config: Mapping[str, Any]) -> str:
-    """``auto`` is the model's dtype unless the checkpoint brings calibrated scales for an fp8
-    cache.
-    """
-    quantization = config.get("quantization_config")
-    if setting != "auto" or not isinstance(quantization, Mapping):
-        return setting
-    scheme = quantization.get("kv_cache_scheme")
-    if isinstance(scheme, Mapping) and scheme.get("num_bits") == 8:
-        return "fp8"
-    if str(quantization.get("kv_cache_quant_algo", "")).upper() == "FP8":
-        return "fp8"
-    return setting
-
-
-def _speculating(settings: Settings, max_num_seqs: int) -> int:
-    """Beyond max_batch_size, or the schedule's last row that drafts, a step does not speculate."""
-    spec = settings.speculative_decoding
-    if spec.schedule is not None:
-        return min(
-            max_num_seqs, max((last for _, last, tokens in spec.schedule if tokens), default=0)
-        )
-    return min(max_num_seqs, spec.max_batch_size or max_num_seqs)
-
-
-def _draft_tp(settings: Settings, accounting: Accounting) -> int:
-    """TP of the draft: only heads, and drafts on the first engine, can lie whole on every GPU."""
-    target, draft = settings.models.target_model.tensor_parallel_size, settings.models.draft_model
-    if draft is None or (settings.method == "draft_model" and not accounting.v0):
-        return target
-    return draft.tensor_parallel_size or target
-
-
-def weight_format(config: Mapping[str, Any]) -> str | None:
-    """How the checkpoint says its weights are quantized."""
-    quantization = config.get("quantization_config")
-    if isinstance(quantization, Mapping):
-        return str(quantization.get("quant_method"))
-    return None
-
-
-def storage(config: Mapping[str, Any], shape: Shape) -> str:
-    """How weights are stored, in words."""
-    return weight_format(config) or ("float32" if shape.dtype_bytes == 4 else "16 bits")
+def _switched(flags: ExtraArgs, name: str, *, default: bool) -> bool:
+    chosen = flags.switch(name)
+    if chosen is None:
+        return default
+    return chosen
 
 
 def _partition(text: str | None) -> tuple[int, ...] | None:
@@ -355,28 +247,11 @@ def _batch_defaults(
     return (256, 2048)
 
 
-def _given_cache(settings: Settings, extra: Extra, backend: Backend) -> int | None:
-    given = extra.values.get("kv_cache_memory_bytes")
+def _given_cache(settings: Settings, extra: ExtraArgs, backend: Backend) -> int | None:
+    given = extra.values.get("kv-cache-memory-bytes")
     if given is not None:
-        return _bytes(str(given))
+        return human_number(str(given))
     space = settings.engine.env.get("VLLM_CPU_KVCACHE_SPACE")
     if backend == "cpu" and space and space.isdigit():
         return int(space) * GIB
     return None
-
-
-def _bytes(text: str) -> int | None:
-    """vLLM's human-readable sizes: 1k = 1000, 1K = 1024.
-
-    >>> _bytes("2G"), _bytes("1500"), _bytes("1.5g")
-    (2147483648, 1500, 1500000000)
-    """
-    match = re.fullmatch(r"([0-9.]+)([kmgtKMGT]?)", text.strip())
-    if not match:
-        return None
-    unit = match.group(2)
-    if unit.isupper():
-        base = 1024
-    else:
-        base = 1000
-    return int(float(match.group(1)) * base ** (" kmgt".index(unit.lower()) if unit else 0))

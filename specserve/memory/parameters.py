@@ -16,6 +16,7 @@ from math import prod
 from typing import Any
 
 from specserve.checkpoint.fields import MAX_LAYERS, Config, first_int, is_tied, layer_count
+from specserve.checkpoint.quantization import quantization_section
 from specserve.checkpoint.safetensors import TensorFacts
 from specserve.memory.layers import head_geometry, is_mla, layer_kinds
 
@@ -57,11 +58,7 @@ def of_config(whole: Mapping[str, Any], config: Config) -> dict[str, TensorFacts
             (f"model.layers.{index}.{n}", s) for n, s in _layer(config, hidden, index, kind)
         )
     entries += _tower(whole, hidden)
-    found = whole.get("quantization_config")
-    if isinstance(found, Mapping):
-        quantized = found
-    else:
-        quantized = {}
+    quantized = quantization_section(whole) or {}
     stored = {name: facts for entry in entries for name, facts in _stored(*entry, quantized)}
     mtp = list(_mtp(config, hidden, layers))
     if _reaches_mtp(quantized, layers):

@@ -142,7 +142,7 @@ def _parts(target: ModelFacts, draft: ModelFacts | None, shape: shapes.Shape) ->
     )
     cache_notes = model.assumed + tuple(f"draft {a}" for a in proposer.assumed)
     assumed = [*main.assumed, *cache_notes]
-    if shape.extra.get("enable_lora"):
+    if shape.extra.get("enable-lora"):
         assumed.append("LoRA slots: not counted")
     weight, source = 0, "none"
     if shape.drafts_with_a_model and draft is not None:

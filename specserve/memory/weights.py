@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
+from specserve.checkpoint.context import rope_parameters
 from specserve.checkpoint.facts import ModelFacts
 from specserve.checkpoint.fields import Config, first_int, is_tied
 from specserve.checkpoint.safetensors import DTYPE_BITS, TensorFacts
@@ -69,7 +70,7 @@ def of_model(
     if tp is None:
         tp = shape.tp
     split = Split.of(
-        config, tp=tp, ep=shape.ep, replicate_tower=shape.extra.get("mm_encoder_tp_mode") == "data"
+        config, tp=tp, ep=shape.ep, replicate_tower=shape.extra.get("mm-encoder-tp-mode") == "data"
     )
     if facts.tensors:
         staged, mtp = _loaded(facts.tensors, facts, shape, split, pp, online=online)
@@ -204,12 +205,11 @@ def rope_table_bytes(config: Config, shape: Shape) -> int:
     dim = first_int(config, "qk_rope_head_dim") or head_geometry(config)[1]
     if isinstance(partial, float) and not is_mla(config):
         dim = int(dim * partial)
-    rope = config.get("rope_scaling") or config.get("rope_parameters")
-    if isinstance(rope, Mapping) and rope.get("rope_type", rope.get("type")) == "linear":
-        factor = rope.get("factor")
-    else:
-        factor = 1
-    return int(positions * float(factor or 1)) * dim * shape.dtype_bytes
+    factor = 1.0
+    for rope in rope_parameters(config):
+        if rope.get("rope_type", rope.get("type")) == "linear":
+            factor = float(rope.get("factor") or 1)
+    return int(positions * factor) * dim * shape.dtype_bytes
 
 
 def _mxfp4_padding(config: Config, tp: int, shape: Shape) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from specserve.checkpoint.facts import ModelFacts
+from specserve.checkpoint.quantization import quant_method
 from specserve.checkpoint.safetensors import TensorFacts
 from specserve.config.models import DraftModel, TargetModel
 from specserve.findings import Finding
@@ -139,19 +140,9 @@ def _count(config: Mapping[str, object], *keys: str) -> int | None:
     return next((n for k in keys if type(n := config.get(k)) is int and n > 0), None)
 
 
-def quantization_of(facts: ModelFacts) -> str | None:
-    """``quantization_config.quant_method`` of the checkpoint."""
-    for config in (facts.config, facts.text_config):
-        section = config.get("quantization_config", config.get("compression_config"))
-        if isinstance(section, Mapping):
-            method = section.get("quant_method", "")
-            return str(method).lower() or None
-    return None
-
-
 def _quantization(role: Role) -> Iterator[Finding]:
     """vLLM refuses a ``quantization`` that the checkpoint contradicts."""
-    asked, stored = role.settings.quantization, quantization_of(role.facts)
+    asked, stored = role.settings.quantization, quant_method(role.facts.config)
     if asked and stored and _family(asked) != _family(stored) and asked not in _ANY_CHECKPOINT:
         message = f"the checkpoint is quantized with {stored}; quantization is set to {asked}"
         where = f"{role.key}.quantization"

@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
+from specserve.checkpoint.context import context_length, native_length, uses_mrope
 from specserve.checkpoint.facts import ModelFacts
+from specserve.checkpoint.quantization import quant_method
 from specserve.config.schema import Settings
 from specserve.findings import Finding
-from specserve.pair.consistency import quantization_of
 from specserve.units import size
 
 DRAFT = "models.draft_model.path"
 SMALLEST, LARGEST = 1 / 50, 1 / 4
 """Bytes of draft weights per byte of target weights outside which a pair rarely pays."""
-_LENGTH_KEYS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_seq_len",
-    "seq_length",
-    "model_max_length",
-    "max_target_positions",
-    "max_sequence_length",
-    "max_seq_length",
-    "seq_len",
-)
-_ALREADY_SCALED = (
-    "su",
-    "longrope",
-    "llama3",
-    "yarn",
-    "deepseek_yarn",
-    "deepseek_llama_scaling",
-    "default",
-)
 
 _NO_FLOAT16 = frozenset({"gemma2", "gemma3", "gemma3_text", "glm4"})
 
@@ -112,38 +92,12 @@ def _ratio(target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:
 def served_length(settings: Settings, target: ModelFacts) -> int | None:
     """The context that will be served; None when neither config.json nor the settings say."""
     asked = settings.engine.max_model_len
-    return asked if asked is not None else native_length(target)
-
-
-def native_length(facts: ModelFacts) -> int | None:
-    """The longest sequence that config.json allows, as vLLM derives it (``config/model.py`` 0.32, read 2026-11-29)."""
-    config = facts.text_config
-    lengths = [n for key in _LENGTH_KEYS if type(n := config.get(key)) is int and n > 0]
-    if not lengths:
+    if asked is not None:
+        return asked
+    own = context_length(target)
+    if own is None:
         return None
-    rope = _rope(config)
-    factor = rope.get("factor")
-    scaled = (
-        rope.get("rope_type", rope.get("type")) in (None, *_ALREADY_SCALED)
-        or "gemma3" in facts.model_type
-    )
-    return (
-        min(lengths)
-        if scaled or not isinstance(factor, int | float) or factor <= 0
-        else int(min(lengths) * factor)
-    )
-
-
-def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    for key in ("rope_parameters", "rope_scaling"):
-        if isinstance(section := config.get(key), Mapping):
-            return section
-    return {}
-
-
-def uses_mrope(facts: ModelFacts) -> bool:
-    """Whether positions have several dimensions (text, height, width), as vLLM's ``uses_mrope`` decides."""
-    return any("mrope_section" in _rope(config) for config in (facts.config, facts.text_config))
+    return own.default
 
 
 def _context(
@@ -229,10 +183,10 @@ def _types(settings: Settings, target: ModelFacts, draft: ModelFacts) -> Iterato
     if runs and stored and runs != stored:
         message = f"the draft is stored as {stored} and runs as {runs}, the target's dtype"
         yield Finding("draft-dtype", "info", "models.draft_model.dtype", message)
-    ours = settings.models.target_model.quantization or quantization_of(target)
+    ours = settings.models.target_model.quantization or quant_method(target.config)
     theirs = (
         settings.models.draft_model and settings.models.draft_model.quantization
-    ) or quantization_of(draft)
+    ) or quant_method(draft.config)
     if ours and ours != theirs:
         message = f"the target is quantized with {ours}, the draft is {f'with {theirs}' if theirs else f'not ({stored})'}"
         yield Finding("draft-quantization", "info", "models.draft_model.quantization", message)

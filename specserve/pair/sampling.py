@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from specserve.checkpoint.facts import ModelFacts
 from specserve.config.schema import Settings
+from specserve.config.speculation import WITHOUT_DRAFT
 from specserve.findings import Finding
 
 HIGH_TEMPERATURE = 0.8
@@ -27,7 +28,7 @@ def check(settings: Settings, target: ModelFacts) -> Iterator[Finding]:
             yield Finding("sampling-rejected", "error", _WHERE, message[:500], _IGNORE)
     temperature = defaults.get("temperature")
     greedy = settings.speculative_decoding.draft_sample_method != "probabilistic"
-    drafts = settings.method not in ("ngram", "ngram_gpu", "suffix")
+    drafts = settings.method not in WITHOUT_DRAFT
     samples = defaults.get("do_sample") is not False
     if (
         drafts
@@ -43,7 +44,8 @@ def check(settings: Settings, target: ModelFacts) -> Iterator[Finding]:
 
 def _defaults(settings: Settings, target: ModelFacts) -> dict[str, Any]:
     """What vLLM will use: the checkpoint's file unless told otherwise, under the overrides."""
-    arguments = {k.lstrip("-").replace("_", "-"): v for k, v in settings.engine.extra_args.items()}
-    base = target.generation_config if arguments.get("generation-config", "auto") == "auto" else {}
-    override = arguments.get("override-generation-config")
-    return {**base, **(override if isinstance(override, Mapping) else {})}
+    flags = settings.engine.flags
+    override = flags.mapping("override-generation-config")
+    if flags.text("generation-config") in (None, "auto"):
+        return {**target.generation_config, **override}
+    return override

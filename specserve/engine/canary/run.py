@@ -19,7 +19,6 @@ from specserve.config.serving import Canary
 from specserve.config.speculation import WITHOUT_DRAFT
 from specserve.engine.canary import corruption
 from specserve.engine.canary.reference import COOL, DEFAULT, FULL, GREEDY, WARM, Asker, OutOfTime
-from specserve.engine.command.args import schedule
 from specserve.engine.http.client import Completion, EngineClient, EngineRefused, EngineUnreachable
 from specserve.engine.http.metrics import EngineSnapshot, MetricsError, parse
 from specserve.units import percent
@@ -185,13 +184,10 @@ class _Canary:
 
     def _drafts_expected(self) -> bool:
         """Whether a request that runs alone is drafted for: by the schedule, and by the method."""
-        rows = schedule(self.asker.settings)
-        scheduled = rows is None or any(
-            first <= 1 <= last and tokens for first, last, tokens in rows
-        )
-        return scheduled and (
-            self.asker.settings.method not in WITHOUT_DRAFT or self.forced is not None
-        )
+        settings = self.asker.settings
+        if settings.drafts_at(1) == 0:
+            return False
+        return settings.method not in WITHOUT_DRAFT or self.forced is not None
 
     def _corrupt(self) -> str | None:
         """A proof of corruption, or None. A target by itself only has to answer."""

@@ -14,28 +14,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import JsonValue
+
 from specserve.config import legacy
 from specserve.config.schema import Settings
 from specserve.engine.installed.introspect import Installed, release
 from specserve.errors import ConfigError, Problem
 from specserve.log import is_secret_name, masked
 
-Flags = dict[str, Any]
+Flags = dict[str, JsonValue]
 """Flag without dashes -> value: see :func:`_render` for what each type becomes."""
 
-WIDEST_STEP = 4096
-"""End of the last schedule row when ``engine.max_num_seqs`` is unset. vLLM clips rows to its own limit and
-carries the last row on (``v1/spec_decode/dynamic/utils.py``), and no default of its reaches this."""
 
 OWN_FLAGS = {flag.replace("_", "-"): key for flag, key in legacy.OWN_FLAGS.items()}
-"""Flags that a key of the config file writes; in ``engine.extra_args`` they would say a thing twice."""
+"""Flags that a key of the config file writes; ``engine.extra_args`` refuses them."""
 
-_SHORT = {
-    "tp": "tensor-parallel-size",
-    "pp": "pipeline-parallel-size",
-    "sc": "speculative-config",
-    "q": "quantization",
-}
 _REPEATED = frozenset({"middleware"})
 _JSON_LISTS = frozenset({"allowed-origins", "allowed-methods", "allowed-headers"})
 _ENGINE_OWN_KEYS = frozenset(
@@ -59,6 +52,7 @@ _ANY_METHOD = (
     "disable_padded_drafter_batch",
 )
 
+REQUIRE_KEY = "specserve.engine.inside.auth.RequireKey"
 QUIET_PATHS = "/health,/metrics,/ping"
 """Paths whose access log would drown the engine's own lines."""
 
@@ -72,22 +66,19 @@ class EngineCommand:
     """Only what the settings ask for; see :mod:`specserve.engine.command.environment` for the whole environment."""
 
 
-def build(settings: Settings, *, installed: Installed) -> EngineCommand:
-    """The command for the installed distribution.
+def build(
+    settings: Settings, *, installed: Installed, middleware: Sequence[str] = ()
+) -> EngineCommand:
+    """The command for the installed distribution, with ``middleware`` before the user's.
 
-    Raises ConfigError when ``engine.extra_args`` or ``speculative_decoding.extra_config`` say again, or against,
-    what a key of their own says.
+    Raises ConfigError when ``speculative_decoding.extra_config`` says again, or against, what a key
+    of its own says.
     """
-    problems = [
-        *_doubled_flags(settings),
-        *_doubled_keys(settings),
-        *_nodes_without_gpus(settings, installed),
-    ]
+    problems = [*_doubled_keys(settings), *_nodes_without_gpus(settings, installed)]
     if problems:
         raise ConfigError(problems)
-    extra = extra_flags(settings)
-    flags = _flags(settings, installed) | {k: v for k, v in extra.items() if k not in _REPEATED}
-    flags["middleware"] = _middleware(settings, extra.get("middleware"))
+    flags = _flags(settings, installed) | settings.engine.flags.values
+    flags["middleware"] = _middleware(settings, middleware)
     argv = [*_entry(settings.models.target_model.path, installed)]
     for name, value in flags.items():
         argv += _render(name, value)
@@ -174,21 +165,30 @@ def speculative_config(settings: Settings) -> dict[str, Any] | None:
         "method": method,
         **_draft_keys(settings),
         "num_speculative_tokens": spec.num_speculative_tokens,
-        **({"num_speculative_tokens_per_batch_size": rows} if (rows := schedule(settings)) else {}),
+        **_schedule_key(settings),
         **{key: value for key in keys if (value := getattr(spec, key)) is not None},
         **spec.extra_config,
     }
+
+
+def _schedule_key(settings: Settings) -> dict[str, list[list[int]]]:
+    if not settings.schedule:
+        return {}
+    return {"num_speculative_tokens_per_batch_size": [list(row) for row in settings.schedule]}
 
 
 def _draft_keys(settings: Settings) -> dict[str, Any]:
     draft = settings.models.draft_model
     if draft is None or not settings.uses_draft_model:
         return {}
+    tensor_parallel_size = draft.tensor_parallel_size
+    if tensor_parallel_size is not None or settings.method == "draft_model":
+        tensor_parallel_size = settings.draft_tensor_parallel_size()
     values = {
         "model": draft.path,
         "revision": draft.revision,
         "quantization": draft.quantization,
-        "draft_tensor_parallel_size": draft_tensor_parallel_size(settings),
+        "draft_tensor_parallel_size": tensor_parallel_size,
         "max_model_len": draft.max_model_len,
         "kv_cache_dtype": draft.kv_cache_dtype,
         "attention_backend": draft.attention_backend,
@@ -197,51 +197,18 @@ def _draft_keys(settings: Settings) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def draft_tensor_parallel_size(settings: Settings) -> int | None:
-    """TP that is written for the draft; None leaves vLLM's own choice.
+def _middleware(settings: Settings, more: Sequence[str]) -> list[JsonValue]:
+    """ASGI middleware: ours, then the user's.
 
-    ``draft_model`` runs only at the target's TP (``v1/spec_decode/draft_model.py``), whatever the config says.
+    A key of ours is required, because ``--api-key`` leaves /invocations, /metrics and others open.
     """
-    draft = settings.models.draft_model
-    if draft is None:
-        return None
-    if settings.method == "draft_model":
-        return settings.models.target_model.tensor_parallel_size
-    return draft.tensor_parallel_size
-
-
-def schedule(settings: Settings) -> list[list[int]] | None:
-    """Rows [first batch size, last batch size, tokens per draft]; None speculates at every size.
-
-    >>> from specserve.config.schema import Settings
-    >>> base = {"models": {"target_model": {"path": "m"}}, "engine": {"max_num_seqs": 64}}
-    >>> schedule(Settings(**base, speculative_decoding={"method": "ngram", "max_batch_size": 8}))
-    [[1, 8, 5], [9, 64, 0]]
-    """
-    spec = settings.speculative_decoding
-    if spec.schedule is not None:
-        return [list(row) for row in spec.schedule]
-    last = settings.engine.max_num_seqs or WIDEST_STEP
-    if spec.max_batch_size is None or spec.max_batch_size >= last:
-        return None
-    return [
-        [1, spec.max_batch_size, spec.num_speculative_tokens],
-        [spec.max_batch_size + 1, last, 0],
-    ]
-
-
-def extra_flags(settings: Settings) -> Flags:
-    """``engine.extra_args`` by vLLM's long names."""
-    return {_long(name): value for name, value in settings.engine.extra_args.items()}
-
-
-def _middleware(settings: Settings, extra: Any) -> list[str]:
-    """ASGI middleware: ours, because ``--api-key`` leaves /invocations, /metrics and others open, then the user's."""
-    users = extra if isinstance(extra, list) else [] if extra is None else [extra]
-    return [
-        *(["specserve.engine.inside.auth.RequireKey"] if settings.server.api_key else []),
-        *map(str, users),
-    ]
+    ours: list[JsonValue] = [REQUIRE_KEY] if settings.server.api_key else []
+    theirs = settings.engine.flags.values.get("middleware")
+    if theirs is None:
+        theirs = []
+    elif not isinstance(theirs, list):
+        theirs = [theirs]
+    return [*ours, *more, *theirs]
 
 
 def _env(settings: Settings) -> dict[str, str]:
@@ -254,7 +221,7 @@ def _env(settings: Settings) -> dict[str, str]:
     return env | settings.engine.env
 
 
-def _render(name: str, value: Any) -> list[str]:
+def _render(name: str, value: JsonValue) -> list[str]:
     """One flag as argv elements.
 
     >>> _render("enable-lora", True), _render("enable-prefix-caching", False), _render("seed", None)
@@ -279,20 +246,10 @@ def _render(name: str, value: Any) -> list[str]:
     return [f"{flag}={text}"] if text.startswith("-") else [flag, text]
 
 
-def _text(value: Any) -> str:
-    return (
-        json.dumps(value, ensure_ascii=False)
-        if isinstance(value, dict | list | bool)
-        else str(value)
-    )
-
-
-def _long(name: str) -> str:
-    """An extra argument's name as vLLM's long flag: dashes at the front dropped, underscores as dashes."""
-    bare = name.lstrip("-")
-    head, dot, rest = bare.partition(".")
-    head = head.replace("_", "-")
-    return _SHORT.get(head, head) + dot + rest
+def _text(value: JsonValue) -> str:
+    if isinstance(value, dict | list | bool):
+        return json.dumps(value, ensure_ascii=False)
+    return str(value)
 
 
 def _nodes_without_gpus(settings: Settings, installed: Installed) -> Iterator[Problem]:
@@ -303,17 +260,6 @@ def _nodes_without_gpus(settings: Settings, installed: Installed) -> Iterator[Pr
             where="engine.node_count",
             fix="remove engine.node_count",
         )
-
-
-def _doubled_flags(settings: Settings) -> Iterator[Problem]:
-    for name in settings.engine.extra_args:
-        head = _long(name).partition(".")[0].removeprefix("no-")
-        if key := OWN_FLAGS.get(head):
-            yield Problem(
-                f"'--{head}' is written from {key}; it must not be said twice",
-                where=f"engine.extra_args.{name}",
-                fix=f"set {key} and remove engine.extra_args.{name}",
-            )
 
 
 def _doubled_keys(settings: Settings) -> Iterator[Problem]:

@@ -59,7 +59,7 @@ class EngineEnvironment:
     """Changes to the environment that specserve itself was given."""
 
     env: Mapping[str, str]
-    """Set, or set anew. Secrets are among the values."""
+    """Set, or set anew. What the settings ask for is in :attr:`EngineCommand.env`."""
     notes: tuple[str, ...] = ()
     """Sentences for the user: what was found, and what was missing."""
     unset: frozenset[str] = field(default_factory=frozenset)
@@ -117,9 +117,7 @@ def prepare(
     unset = frozenset(
         name for name in environ if name.startswith("SPECSERVE_") and name not in marker
     )
-    return EngineEnvironment(
-        {**wanted, **_secrets(settings), **settings.engine.env, **marker}, tuple(notes), unset
-    )
+    return EngineEnvironment({**wanted, **marker}, tuple(notes), unset)
 
 
 def requested_repairs(environ: Mapping[str, str] | None = None) -> frozenset[str]:
@@ -131,12 +129,6 @@ def requested_repairs(environ: Mapping[str, str] | None = None) -> frozenset[str
 def api_key(environ: Mapping[str, str] | None = None) -> str | None:
     """The key that clients of this engine must send; asked inside the engine."""
     return (os.environ if environ is None else environ).get(API_KEY_VARIABLE) or None
-
-
-def _secrets(settings: Settings) -> dict[str, str]:
-    """Through the environment: a command line can be read by every user of the machine."""
-    given = {API_KEY_VARIABLE: settings.server.api_key, "HF_TOKEN": settings.models.hub_token}
-    return {name: secret.get_secret_value() for name, secret in given.items() if secret is not None}
 
 
 def unknown_key(settings: Settings, environ: Mapping[str, str]) -> Problem | None:
@@ -161,8 +153,9 @@ def _all_local(settings: Settings) -> bool:
     """Whether nothing that the engine loads can be on the Hub."""
     models = settings.models
     paths = [models.target_model.path, *([models.draft_model.path] if models.draft_model else [])]
-    extra = {name.lstrip("-").replace("_", "-") for name in settings.engine.extra_args}
-    return all(Path(path).is_dir() for path in paths) and not extra & _OTHER_REPOSITORIES
+    return all(Path(path).is_dir() for path in paths) and not (
+        _OTHER_REPOSITORIES & settings.engine.flags.values.keys()
+    )
 
 
 def _marker(settings: Settings, theirs: Mapping[str, str], notes: list[str]) -> dict[str, str]:
@@ -237,9 +230,12 @@ def _kv_space(
     Without it vLLM takes ``gpu_memory_utilization`` of the machine's whole memory, and refuses to start when
     anything else holds more than the rest.
     """
-    extra = {name.lstrip("-").replace("_", "-") for name in settings.engine.extra_args}
     free = free_bytes(machine.root)
-    if KV_VARIABLE in theirs or "kv-cache-memory-bytes" in extra or free is None:
+    if (
+        KV_VARIABLE in theirs
+        or "kv-cache-memory-bytes" in settings.engine.flags.values
+        or free is None
+    ):
         return {}
     workers = (
         settings.models.target_model.tensor_parallel_size

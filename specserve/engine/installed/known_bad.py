@@ -10,7 +10,9 @@ from typing import Any
 
 import yaml
 
+from specserve.checkpoint.context import native_length, uses_mrope
 from specserve.checkpoint.facts import ModelFacts
+from specserve.checkpoint.quantization import kv_cache_dtype
 from specserve.config.schema import Settings
 from specserve.engine.command import args
 from specserve.engine.installed.introspect import EngineFacts, release
@@ -98,18 +100,18 @@ def features(
     runner: Runner | None,
 ) -> frozenset[str]:
     """What of a configuration the table speaks about."""
-    extra = args.extra_flags(settings)
+    extra = settings.engine.flags.values
     spec = args.speculative_config(settings) or {}
     found = {
         "pipeline-parallel": settings.models.target_model.pipeline_parallel_size > 1,
-        "data-parallel": _number(extra.get("data-parallel-size") or extra.get("dp")) > 1,
+        "data-parallel": (settings.engine.flags.number("data-parallel-size") or 1) > 1,
         "lora": bool(extra.get("enable-lora")),
         "constrained-output": any(
             extra.get(k)
             for k in ("enable-auto-tool-choice", "tool-call-parser", "reasoning-parser")
         ),
         "short-lookup": (settings.speculative_decoding.prompt_lookup_min or 5) < 8,
-        "schedule": args.schedule(settings) is not None,
+        "schedule": settings.schedule is not None,
         "prefix-caching": extra.get("enable-prefix-caching") is not False,
         "async-scheduling": extra.get("async-scheduling") is True,
         "no-async-scheduling": extra.get("async-scheduling") is False,
@@ -142,6 +144,7 @@ def _of_models(
     settings: Settings, target: ModelFacts | None, draft: ModelFacts | None
 ) -> dict[str, bool]:
     config: Mapping[str, Any] = target.text_config if target else {}
+    whole: Mapping[str, Any] = target.config if target else {}
     layers: Sequence[Any] = config.get("layer_types") or ()
     return {
         "hybrid-target": any(
@@ -151,23 +154,15 @@ def _of_models(
         "moe-target": any(
             config.get(k) for k in ("num_experts", "num_local_experts", "n_routed_experts")
         ),
-        "m-rope-target": target is not None and match.uses_mrope(target),
-        "m-rope-draft": draft is not None and match.uses_mrope(draft),
-        "fp8-kv": kv_cache_dtype(settings, target).startswith("fp8"),
+        "m-rope-target": target is not None and uses_mrope(target),
+        "m-rope-draft": draft is not None and uses_mrope(draft),
+        "fp8-kv": kv_cache_dtype(settings.engine.kv_cache_dtype, whole).startswith("fp8"),
         "short-draft-context": _short_context(settings, target, draft),
     }
 
 
-def kv_cache_dtype(settings: Settings, target: ModelFacts | None) -> str:
-    """The KV cache's type: the setting, else what the checkpoint's own scheme turns on although 'auto' is asked."""
-    if settings.engine.kv_cache_dtype != "auto" or target is None:
-        return settings.engine.kv_cache_dtype
-    scheme = (target.config.get("quantization_config") or {}).get("kv_cache_scheme")
-    return "fp8" if isinstance(scheme, Mapping) and scheme.get("num_bits") == 8 else "auto"
-
-
 def _short_context(settings: Settings, target: ModelFacts | None, draft: ModelFacts | None) -> bool:
-    own = match.native_length(draft) if draft else None
+    own = native_length(draft) if draft else None
     served = match.served_length(settings, target) if target else settings.engine.max_model_len
     return own is not None and served is not None and own < served
 

@@ -282,7 +282,7 @@ def _step_budget(settings: Settings, default_seqs: int | None) -> Iterator[Findi
         return
     full = seqs * (settings.speculative_decoding.num_speculative_tokens + 1 + extra)
     if tokens - full < MIN_PREFILL_SHARE * tokens:
-        lora = bool(args.extra_flags(settings).get("enable-lora")) and tokens < full
+        lora = settings.engine.flags.is_on("enable-lora") and tokens < full
         yield Finding(
             "step-budget",
             "error" if lora else "warning",

@@ -1,0 +1,221 @@
+"""vLLM's flags in ``engine.extra_args``: the one place that knows how each may be spelled.
+
+Read in vLLM 0.32's parser (``vllm/utils/argparse_utils.py``, ``engine/arg_utils.py``, 2026-12-01): dashes and
+underscores are the same in a name; ``--no-x`` turns ``--x`` off; ``--x.a.b 1`` is ``--x '{"a": {"b": 1}}'``;
+``-O3`` is ``--optimization-level 3``. A flag of the file may also hold its value: ``"--seed=3":``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pydantic import JsonValue
+
+FLAG_ALIASES: Mapping[str, str] = {
+    "ac": "attention-config",
+    "asc": "api-server-count",
+    "cc": "compilation-config",
+    "dc": "diffusion-config",
+    "dcp": "decode-context-parallel-size",
+    "device-memory-utilization": "gpu-memory-utilization",
+    "dp": "data-parallel-size",
+    "dpa": "data-parallel-address",
+    "dpb": "data-parallel-backend",
+    "dpe": "data-parallel-external-lb",
+    "dph": "data-parallel-hybrid-lb",
+    "dpl": "data-parallel-size-local",
+    "dpm": "data-parallel-multi-port-external-lb",
+    "dpn": "data-parallel-rank",
+    "dpp": "data-parallel-rpc-port",
+    "dpr": "data-parallel-start-rank",
+    "ep": "enable-expert-parallel",
+    "n": "nnodes",
+    "O": "optimization-level",
+    "pcp": "prefill-context-parallel-size",
+    "pp": "pipeline-parallel-size",
+    "q": "quantization",
+    "r": "node-rank",
+    "sc": "speculative-config",
+    "tp": "tensor-parallel-size",
+}
+"""Other names of a flag -> its first long name, as vLLM 0.32 lists them (tests/data/engine)."""
+
+_LEVEL = re.compile(r"O=?([0-3])")
+_SIZE = re.compile(r"([0-9.]+)([kmgtKMGT]?)")
+
+
+@dataclass(frozen=True)
+class ExtraFlag:
+    """One entry of ``engine.extra_args``."""
+
+    key: str
+    """As it is written in the config."""
+    name: str
+    """vLLM's long name without the leading dashes."""
+    path: tuple[str, ...]
+    """Keys behind the dots: the place inside a flag that takes JSON."""
+    negated: bool
+    value: JsonValue
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """What it sets: equal for two spellings of one thing."""
+        return (self.name, *self.path)
+
+
+def read_flag(key: str, value: JsonValue) -> ExtraFlag:
+    """One entry, whatever its spelling.
+
+    >>> read_flag("--no_async_scheduling", True).name, read_flag("no-async-scheduling", True).value
+    ('async-scheduling', False)
+    >>> read_flag("-dp", 2).name, read_flag("--seed=3", None).value, read_flag("-O3", None).value
+    ('data-parallel-size', '3', '3')
+    >>> read_flag("attention_config.use_fp4_indexer_cache", True).place
+    ('attention-config', 'use_fp4_indexer_cache')
+    """
+    bare, equals, given = key.lstrip("-").partition("=")
+    level = _LEVEL.fullmatch(key.lstrip("-"))
+    if level and value in (None, True):
+        return ExtraFlag(key, FLAG_ALIASES["O"], (), False, level[1])
+    if equals and value in (None, True):
+        value = given
+    head, *path = bare.split(".")
+    name = head.replace("_", "-")
+    negated = name.startswith("no-")
+    name = name.removeprefix("no-")
+    if negated and isinstance(value, bool):
+        value = not value
+    if path:
+        value = _inside_json(value)
+    return ExtraFlag(key, FLAG_ALIASES.get(name, name), tuple(path), negated, value)
+
+
+def _inside_json(value: JsonValue) -> JsonValue:
+    """The value of a dotted flag: JSON, else a number like 80g, else text."""
+    if not isinstance(value, str):
+        return value
+    with contextlib.suppress(ValueError):
+        parsed: JsonValue = json.loads(value)
+        return parsed
+    size = human_number(value)
+    return value if size is None else size
+
+
+def human_number(text: str) -> int | None:
+    """vLLM's human-readable numbers: 1k = 1000, 1K = 1024; None for anything else.
+
+    >>> human_number("2G"), human_number("1500"), human_number("1.5g"), human_number("auto")
+    (2147483648, 1500, 1500000000, None)
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or match[1].count(".") > 1 or match[1] == ".":
+        return None
+    base = 1024 if match[2].isupper() else 1000
+    return int(float(match[1]) * base ** " kmgt".index(match[2].lower() or " "))
+
+
+class ExtraArgs:
+    """``engine.extra_args`` by vLLM's long names, however they are written.
+
+    >>> ExtraArgs({"--block_size": 32, "cc.mode": 3, "compilation-config": '{"backend": "eager"}'}).values
+    {'block-size': 32, 'compilation-config': {'backend': 'eager', 'mode': 3}}
+    """
+
+    def __init__(self, written: Mapping[str, JsonValue]) -> None:
+        self.flags = tuple(read_flag(key, value) for key, value in written.items())
+        self.values: dict[str, JsonValue] = {}
+        """Long name -> value; a flag that is negated is False."""
+        for flag in sorted(self.flags, key=lambda flag: bool(flag.path)):
+            self._add(flag)
+
+    def _add(self, flag: ExtraFlag) -> None:
+        if not flag.path:
+            self.values[flag.name] = flag.value
+            return
+        here = self.values[flag.name] = self.mapping(flag.name)
+        for key in flag.path[:-1]:
+            nested = here.get(key)
+            here[key] = dict(nested) if isinstance(nested, Mapping) else {}
+            here = here[key]  # type: ignore[assignment]
+        here[flag.path[-1]] = flag.value
+
+    def text(self, name: str) -> str | None:
+        """The value as text; None when absent."""
+        value = self.values.get(name)
+        return None if value is None else str(value)
+
+    def number(self, name: str) -> int | None:
+        """The value as a whole number; None when absent or something else."""
+        value = self.values.get(name)
+        if isinstance(value, bool) or not re.fullmatch(r"\d+", str(value)):
+            return None
+        return int(str(value))
+
+    def decimal(self, name: str) -> float | None:
+        """The value as a number; None when absent or something else."""
+        text = self.text(name)
+        if text is None or not re.fullmatch(r"\d+(\.\d*)?", text):
+            return None
+        return float(text)
+
+    def switch(self, name: str) -> bool | None:
+        """Whether a switch is on; None when nobody sets it."""
+        value = self.values.get(name)
+        if value in (True, "true", "True", ""):
+            return True
+        return None if value is None else False
+
+    def is_on(self, name: str) -> bool:
+        """Whether a switch that is off by default was turned on."""
+        return self.switch(name) is True
+
+    def mapping(self, name: str) -> dict[str, JsonValue]:
+        """The value of a flag that takes JSON, as a copy; empty when it is absent or something else."""
+        value = self.values.get(name)
+        if isinstance(value, str):
+            with contextlib.suppress(ValueError):
+                value = json.loads(value)
+        return dict(value) if isinstance(value, Mapping) else {}
+
+
+def said_twice(layer: Mapping[str, JsonValue]) -> Iterator[tuple[str, str]]:
+    """(key, sentence) for every key of one layer that says again what an earlier key of it says.
+
+    >>> list(said_twice({"max-logprobs": 5, "--max_logprobs": 7, "seed": 1}))
+    [('--max_logprobs', "'--max_logprobs' and 'max-logprobs' set the same flag; keep one")]
+    >>> [key for key, _ in said_twice({"cc": {"mode": 3, "level": 1}, "compilation-config.mode": 2})]
+    ['compilation-config.mode']
+    """
+    first: dict[tuple[str, ...], str] = {}
+    for key, value in layer.items():
+        flag = read_flag(key, value)
+        known = {first.setdefault(place, key) for place in _places(flag.place, flag.value)}
+        for other in sorted(known - {key}):
+            yield key, f"'{key}' and '{other}' set the same flag; keep one"
+
+
+def _places(place: tuple[str, ...], value: JsonValue) -> Iterator[tuple[str, ...]]:
+    """The places of the values inside a value."""
+    if not isinstance(value, Mapping) or not value:
+        yield place
+        return
+    for key, inner in value.items():
+        yield from _places((*place, key), inner)
+
+
+def overridden(keys: Sequence[str], later: Sequence[str]) -> Iterator[str]:
+    """The keys of an earlier layer that the path ``later`` of a later layer replaces under another spelling.
+
+    >>> list(overridden(["max-logprobs", "cc.mode", "seed"], ["--max_logprobs"]))
+    ['max-logprobs']
+    >>> list(overridden(["cc.mode", "cc.level"], ["compilation-config", "mode"]))
+    ['cc.mode']
+    """
+    place = read_flag(".".join(later), None).place
+    for key in keys:
+        if key != later[0] and read_flag(key, None).place[: len(place)] == place:
+            yield key
