@@ -15,7 +15,7 @@ from specserve.engine.installed.introspect import Installed, installed
 from specserve.gpu import devices as gpu
 from specserve.memory import calibration, text
 from specserve.memory import plan as memory
-from specserve.memory.deployment import Backend, default_length
+from specserve.memory.deployment import Backend, Processor, default_length
 from specserve.memory.result import MemoryPlan
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Planning:
     engine: Installed | None
     backend: Backend
     free_ram_bytes: int | None
-    has_avx512_bf16: bool
+    processor: Processor
 
     @classmethod
     def of(
@@ -66,8 +66,8 @@ class Planning:
             if is_cpu_engine or "VLLM_CPU_KVCACHE_SPACE" in env:
                 backend, free = "cpu", _free_ram()
         target = with_index_total(target)
-        bf16 = _has_avx512_bf16()
-        return cls(settings, loaded.path, target, draft, devices, engine, backend, free, bf16)
+        processor = _processor()
+        return cls(settings, loaded.path, target, draft, devices, engine, backend, free, processor)
 
     @property
     def engine_version(self) -> str | None:
@@ -97,7 +97,7 @@ class Planning:
             engine_version=self.engine_version,
             backend=self.backend,
             free_ram_bytes=self.free_ram_bytes,
-            has_avx512_bf16=self.has_avx512_bf16,
+            processor=self.processor,
             calibration=calibration.load(self.config, key=self.key),
         )
 
@@ -162,9 +162,10 @@ def _free_ram() -> int:
     return int(psutil.virtual_memory().available)
 
 
-def _has_avx512_bf16() -> bool:
-    """Whether this machine's processor multiplies bfloat16 itself; False where nothing tells."""
+def _processor() -> Processor:
+    """What this machine's processor can do; nothing where nobody tells."""
     try:
-        return "avx512_bf16" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
-        return False
+        flags = ""
+    return Processor("avx512_bf16" in flags, "amx_tile" in flags)

@@ -29,6 +29,16 @@ _WITHOUT_ASYNC = {"ngram", "suffix", "medusa", "mlp_speculator"}
 
 
 @dataclass(frozen=True)
+class Processor:
+    """What the CPU engine derives from the processor (``platforms/cpu.py``, vLLM 0.32, 2026-12-01)."""
+
+    has_avx512_bf16: bool = True
+    """Fast kernels for recurrent states, which keep their matrices in float32."""
+    has_amx_tile: bool = False
+    """A kernel for latent attention (MLA) that takes blocks of any size; the other takes 16 tokens."""
+
+
+@dataclass(frozen=True)
 class Shape:
     """Everything about a deployment that memory depends on, as plain numbers."""
 
@@ -75,10 +85,8 @@ class Shape:
     """--kv-cache-memory-bytes, or VLLM_CPU_KVCACHE_SPACE: the pool's size, given."""
     cpu_offload_bytes: int
     language_model_only: bool
-    float32_states: bool
-    """Whether recurrent matrices are float32 where nothing says their type: the CPU engine's fast
-    kernels, which a processor with AVX-512 BF16 gets (``platforms/cpu.py``, vLLM 0.32, 2026-12-01).
-    """
+    processor: Processor
+    """Of the machine, for the CPU engine."""
     state_dtypes: tuple[str, str]
     """mamba_cache_dtype and mamba_ssm_cache_dtype."""
     extra: Mapping[str, Any]
@@ -125,7 +133,7 @@ def resolve(
     engine_version: str | None,
     gpu_bytes: int | None,
     gpu_name: str = "",
-    has_avx512_bf16: bool = True,
+    processor: Processor | None = None,
 ) -> Shape:
     """The shape that vLLM would make of these settings on a GPU of this size."""
     engine, model, extra = (
@@ -196,7 +204,7 @@ def resolve(
         kv_cache_bytes=_given_cache(settings, extra, backend),
         cpu_offload_bytes=int((extra.decimal("cpu-offload-gb") or 0) * GIB),
         language_model_only=extra.is_on("language-model-only"),
-        float32_states=backend == "cpu" and has_avx512_bf16,
+        processor=processor or Processor(),
         state_dtypes=(window, matrix),
         extra=extra.values,
     )

@@ -115,10 +115,11 @@ def arrange(layers: Sequence[CacheLayer], shape: Shape) -> CachePlan:
             for la in layers
         ]
     attention = [layer for layer in layers if layer.kind != "state"]
-    if shape.backend == "cpu" and not any(layer.mla for layer in attention):
-        usual = 128
-    else:
-        usual = 16
+    usual = 16
+    if shape.backend == "cpu":
+        latent = any(layer.mla for layer in attention)
+        if not latent or shape.processor.has_amx_tile:
+            usual = 128
     block, kinds = shape.block_tokens or usual, {(layer.kind, layer.window) for layer in layers}
     if not layers:
         return CachePlan((), 0, shape)

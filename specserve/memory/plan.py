@@ -70,14 +70,14 @@ def plan(
     engine_version: str | None = None,
     backend: shapes.Backend = "gpu",
     free_ram_bytes: int | None = None,
-    has_avx512_bf16: bool = True,
+    processor: shapes.Processor | None = None,
     calibration: Calibration | None = None,
     constants: overhead.Constants = overhead.FITTED,
 ) -> MemoryPlan:
     """Plan the memory of a deployment. Pure: hardware comes from ``settings.hardware`` or
     ``devices``.
 
-    ``free_ram_bytes`` and ``has_avx512_bf16`` are for the CPU backend; ``calibration`` replaces modelled terms by what an
+    ``free_ram_bytes`` and ``processor`` are for the CPU backend; ``calibration`` replaces modelled terms by what an
     earlier start measured for the same deployment.
     """
     gpus, found = _gpus(settings, devices, backend, free_ram_bytes)
@@ -88,7 +88,7 @@ def plan(
         engine_version=engine_version,
         gpu_bytes=min((g.total for g in gpus if g.total is not None), default=None),
         gpu_name=gpus[0].name or "",
-        has_avx512_bf16=has_avx512_bf16,
+        processor=processor,
     )
     parts = _parts(target, draft, shape)
     built = _stages(parts, shape, constants, gpus[0].name)

@@ -37,7 +37,7 @@ def state_bytes(config: Config, shape: Shape) -> int | None:
     conv = DTYPE_BYTES.get(shape.state_dtypes[0], shape.dtype_bytes)
     stated = str(config.get("mamba_ssm_dtype") or config.get("mamba_ssm_cache_dtype"))
     value = DTYPE_BYTES.get(shape.state_dtypes[1]) or DTYPE_BYTES.get(stated)
-    if value is None and shape.float32_states:
+    if value is None and shape.backend == "cpu" and shape.processor.has_avx512_bf16:
         value = 4
     elif value is None:
         value = layout.matrix_bytes or conv

@@ -153,7 +153,7 @@ def test_acceptance_that_falls_and_recovers(engine_server, tmp_path: Path) -> No
                 ": too few samples in the window"
             ):  # a hole in the traffic: see hears
                 break
-        assert why(hook).endswith(": the condition does not hold")
+        assert why(hook).endswith(": the condition is not met")
 
 
 @pytest.mark.parametrize("engine_server", [BAD_DRAFT], indirect=True)

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import psutil
+import pytest
 import requests
 
 from tests.engine.conftest import QUICKSTART
@@ -168,6 +169,7 @@ def speed_of_eight(url: str) -> float:
     return tokens / (time.monotonic() - started)
 
 
+@pytest.mark.alone
 def test_a_killed_core_is_restarted_as_often_as_configured(launch):
     """The API process still lives then; within five seconds the loss is said. After the last restart: exit code 5."""
     server = launch("tiny-pair.yaml engine.max_restarts=1 engine.restart_backoff_seconds=0.1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import subprocess
 import sys
@@ -18,11 +19,13 @@ from specserve.engine.installed.introspect import installed
 from specserve.engine.output import logs
 from specserve.memory import calibration
 from specserve.memory import plan as vram
+from specserve.memory.deployment import Processor
 from tests.engine.conftest import DEFAULT, QUICKSTART, ROOT, Launched
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
-HAS_AVX512_BF16 = "avx512_bf16" in Path("/proc/cpuinfo").read_text()
+FLAGS = Path("/proc/cpuinfo").read_text()
+PROCESSOR = Processor("avx512_bf16" in FLAGS, "amx_tile" in FLAGS)
 SPACE = 48 * 1024**2
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -103,7 +106,7 @@ COMMON = {"max_model_len": LENGTH, "kv_cache_memory_bytes": SPACE, "max_num_batc
 
 
 def _write(folder: Path, config: dict[str, Any]) -> Path:
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
 
@@ -147,7 +150,7 @@ def _planned(arguments: dict[str, Any]) -> vram.MemoryPlan:
         engine_version=engine.version,
         backend="cpu",
         free_ram_bytes=64 * 1024**3,
-        has_avx512_bf16=HAS_AVX512_BF16,
+        processor=PROCESSOR,
     )
 
 
@@ -157,12 +160,7 @@ def _facts(folder: str) -> ModelFacts:
     )
 
 
-@pytest.fixture(scope="module")
-def results(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> dict[str, tuple[vram.MemoryPlan, dict[str, Any]]]:
-    """Every case planned, and sized by the real engine, in one process."""
-    cases = _cases(tmp_path_factory.mktemp("models"))
+def _sized(cases: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     program = Path(__file__).parent / "kv_sizing.py"
     stdin = json.dumps(list(cases.values()))
     run = subprocess.run(
@@ -170,6 +168,24 @@ def results(
     )
     lines = [json.loads(line[7:]) for line in run.stdout.splitlines() if line.startswith("RESULT ")]
     assert len(lines) == len(cases), run.stderr[-4000:]
+    return lines
+
+
+@pytest.fixture(scope="module")
+def results(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, tuple[vram.MemoryPlan, dict[str, Any]]]:
+    """Every case planned, and sized by the real engine, in one process."""
+    # Both lanes may come here: xdist hands out a group of tests in parts.
+    shared = tmp_path_factory.getbasetemp().parent / "kv-sizing"
+    shared.mkdir(exist_ok=True)
+    with (shared / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        cases = _cases(shared / "models")
+        answers = shared / "answers.json"
+        if not answers.exists():
+            answers.write_text(json.dumps(_sized(cases)))
+        lines = json.loads(answers.read_text())
     return {name: (_planned(a), line) for (name, a), line in zip(cases.items(), lines, strict=True)}
 
 

@@ -13,7 +13,7 @@ from specserve.config.schema import Settings
 from specserve.memory import deployment as shapes
 from specserve.memory import kv_cache
 from specserve.memory import layers as cache_layers
-from specserve.memory.deployment import Shape
+from specserve.memory.deployment import Processor, Shape
 from specserve.memory.kv_cache import CachePlan
 from specserve.memory.plan import plan
 
@@ -271,7 +271,7 @@ def test_recurrent_states_of_the_cpu_engine(has_avx512_bf16: bool, tokens: int) 
         engine_version="0.32.0",
         backend="cpu",
         free_ram_bytes=64 * 1024**3,
-        has_avx512_bf16=has_avx512_bf16,
+        processor=Processor(has_avx512_bf16),
     )
     assert made.capacity.kv_cache_tokens == tokens
 
@@ -282,3 +282,46 @@ def test_an_interval_of_zero_is_no_interval(key: str) -> None:
     config = {**QWEN35, key: 0}
     without = {name: value for name, value in config.items() if name != key}
     assert cache_layers.layer_kinds(config, 64) == cache_layers.layer_kinds(without, 64)
+
+
+@pytest.mark.parametrize(("has_amx_tile", "tokens"), [(False, 14521), (True, 14125)])
+def test_blocks_of_latent_attention_on_the_cpu_engine(has_amx_tile: bool, tokens: int) -> None:
+    """Without AMX the CPU engine's only MLA kernel takes blocks of 16 tokens, with it those of 128.
+
+    Both figures are vLLM 0.32's own, on processors with and without AMX.
+    """
+    config = {
+        "model_type": "deepseek_v2",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "vocab_size": 256,
+        "max_position_embeddings": 4096,
+        "torch_dtype": "bfloat16",
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+    }
+    settings = Settings.model_validate(
+        {
+            "models": {"target_model": {"path": "t"}},
+            "engine": {
+                "max_model_len": 3000,
+                "max_num_batched_tokens": 1024,
+                "extra_args": {"kv-cache-memory-bytes": str(48 * 1024**2)},
+            },
+            "speculative_decoding": {"enabled": False},
+        }
+    )
+    made = plan(
+        settings,
+        ModelFacts("t", config),
+        engine_version="0.32.0",
+        backend="cpu",
+        free_ram_bytes=64 * 1024**3,
+        processor=Processor(has_amx_tile=has_amx_tile),
+    )
+    assert made.capacity.kv_cache_tokens == tokens
