@@ -20,9 +20,11 @@ from specserve.config.document import Document, KeyPath, dotted, read, read_valu
 from specserve.config.schema import Settings
 from specserve.config.sentences import known_keys, sentence
 from specserve.errors import ConfigError, Problem
+from specserve.files import read_small
 from specserve.log import is_secret_name, secrets_in
 
 PREFIX = "SPECSERVE_"
+MAX_SECRET_BYTES = 64 * 1024
 MOST_LISTED = 10
 """Keys that a sentence lists; with more of them it names the page."""
 _ITEM = re.compile(r"\[(\d+)\]")
@@ -368,7 +370,7 @@ def _secret(
         problems.append(Problem(f"both '{key[:-5]}' and '{key}' are set; keep one", where))
         return None
     try:
-        text = Path(file).read_text(encoding="utf-8").strip()
+        text = read_small(Path(file), limit=MAX_SECRET_BYTES).strip()
     except (OSError, ValueError) as error:
         if isinstance(error, OSError):
             reason = error.strerror

@@ -269,8 +269,8 @@ def _records(folder: Path) -> Iterator[tuple[Path, Record]]:
     for path in sorted(folder.glob("engine-*.json")):
         try:
             yield path, Record(**json.loads(read_small(path)))
-        except FileNotFoundError:
-            continue  # another run has just ended
+        except OSError:
+            continue  # another run has just ended; or it is a folder, or somebody else's
         except (ValueError, TypeError):
             forget(path)  # of another version: nothing can be known from it
 

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import specserve
+
+INSIDE = [
+    path.stem
+    for path in sorted((Path(specserve.__file__).parent / "engine" / "inside").glob("*.py"))
+    # The load generator imports vLLM's client itself, in a process of its own.
+    if path.stem not in ("__init__", "client_worker")
+]
 SCRIPT = """
 import asyncio, json, os, signal, sys
 from specserve.engine.inside.draining import RefuseWhileDraining
@@ -63,8 +73,26 @@ def test_after_the_signal_posts_get_503_and_the_loop_hears_it_too(loop, number):
     ]
 
 
-def test_it_loads_nothing_heavy():
-    """It is imported in the engine's API process at each start."""
-    code = "import sys, specserve.engine.inside.draining; print('pydantic' in sys.modules, 'requests' in sys.modules)"
+@pytest.mark.parametrize("module", INSIDE)
+def test_it_loads_nothing_heavy(module):
+    """Each module for vLLM's interpreter loads the standard library, and of ours the names of our
+    environment variables with what those load: it is imported in the engine's processes at each start."""
+    code = f"""
+import importlib, sys
+before = set(sys.modules)
+importlib.import_module("specserve.engine.inside.{module}")
+new = {{name for name in sys.modules if name not in before}}
+foreign = {{name.partition(".")[0] for name in new}} - set(sys.stdlib_module_names) - {{"specserve"}}
+ours = {{name for name in new if name.startswith("specserve.") and ".inside" not in name}}
+print(sorted(foreign), sorted(ours))
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False False\n"
+    foreign, ours = done.stdout.split("] [")
+    assert foreign == "["
+    assert set(re.findall(r"[\w.]+", ours)) <= {
+        "specserve.engine",
+        "specserve.engine.command",
+        "specserve.engine.command.environment",
+        "specserve.errors",
+        "specserve.units",
+    }

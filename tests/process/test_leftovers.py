@@ -87,6 +87,14 @@ def test_a_record_that_cannot_be_read_is_dropped(tmp_path, text):
     assert not path.exists()
 
 
+def test_a_folder_with_the_name_of_a_record_stays(tmp_path):
+    """It says nothing about an engine, and stops no start."""
+    folder = tmp_path / "engine-x-1.json"
+    folder.mkdir()
+    assert find(tmp_path) == []
+    assert folder.exists()
+
+
 def test_a_record_holds_neither_command_nor_environment(orphan, tmp_path):
     """Both may hold secrets."""
     path = orphan.write(tmp_path)

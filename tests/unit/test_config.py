@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -353,6 +354,26 @@ def test_a_secret_given_twice_is_refused(tmp_path: Path) -> None:
         ConfigError, match=r"both 'server\.api_key' and 'server\.api_key_file' are set"
     ):
         load_text(tmp_path, NGRAM + f"server:\n  api_key: abc\n  api_key_file: {tmp_path}/key\n")
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
+        (lambda path: path.mkdir(), "Is a directory"),
+        (lambda path: path.write_bytes(b"x" * 70_000), "has more than 65536 bytes"),
+        (lambda path: path.write_bytes(b"\xff"), "it is not UTF-8 text"),
+    ],
+    ids=["device", "folder", "large", "binary"],
+)
+@pytest.mark.timeout(20)
+def test_a_secret_file_that_is_no_small_text_is_refused(
+    tmp_path: Path, make: Callable[[Path], object], reason: str
+) -> None:
+    """A file of a secret that is endless, large or binary is named with the reason, at once."""
+    make(tmp_path / "key")
+    with pytest.raises(ConfigError, match=f"'server.api_key_file' names .*: {reason}"):
+        load_text(tmp_path, NGRAM + f"server:\n  api_key_file: {tmp_path}/key\n")
 
 
 def test_target_alone_from_the_same_file() -> None:
