@@ -93,10 +93,12 @@ for command in COMMANDS:
 
 def main(argv: list[str] | None = None) -> None:
     """Run a command and exit with a code from the table in ``errors.py``."""
-    arguments = sys.argv[1:] if argv is None else argv
-    if isinstance(
-        sys.stdout, io.TextIOWrapper
-    ):  # a name of a model that the terminal's encoding does not have
+    if argv is None:
+        arguments = sys.argv[1:]
+    else:
+        arguments = argv
+    # A name of a model that the terminal's encoding does not have.
+    if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(_run(arguments))
 
@@ -122,7 +124,9 @@ def _run(arguments: list[str]) -> int:
         if debug:
             traceback.print_exc()
         return code
-    return result if isinstance(result, int) else ExitCode.OK
+    if isinstance(result, int):
+        return result
+    return ExitCode.OK
 
 
 def _told(error: Exception) -> int:
@@ -136,9 +140,8 @@ def _told(error: Exception) -> int:
         _tell(f"Error: {error.filename or 'output'}: {error.strerror or error}")
         _tell("Fix: name another file or folder, or free some space and give access there")
         return ExitCode.CONFIG
-    if "KeyboardInterrupt" in str(
-        error
-    ):  # a Ctrl-C while pydantic built a schema comes as its own error
+    # A Ctrl-C while pydantic built a schema comes as its own error.
+    if "KeyboardInterrupt" in str(error):
         _tell("Interrupted.")
         return ExitCode.INTERRUPTED
     # The last resort: what arrives here is a bug of ours.

@@ -45,7 +45,10 @@ class Problem:
     """Something to type or to change."""
 
     def __str__(self) -> str:
-        head = f"{self.where}: {self.message}" if self.where else self.message
+        if self.where:
+            head = f"{self.where}: {self.message}"
+        else:
+            head = self.message
         return "\n".join([head, *_aligned(self.facts), *([f"Fix: {self.fix}"] if self.fix else [])])
 
 

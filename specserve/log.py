@@ -25,7 +25,8 @@ _SECRET_NAME = re.compile(
 def is_secret_name(name: str) -> bool:
     """Whether a variable of this name holds a secret, as far as names can tell.
 
-    >>> [is_secret_name(name) for name in ("HF_TOKEN", "AWS_ACCESS_KEY_ID", "TOKENIZERS_PARALLELISM")]
+    >>> ([is_secret_name(name) for name in ("HF_TOKEN", "AWS_ACCESS_KEY_ID",
+    ...  "TOKENIZERS_PARALLELISM")])
     [True, True, False]
     """
     return _SECRET_NAME.search(name) is not None
@@ -35,8 +36,10 @@ def masked(value: Any) -> Any:
     """The value with secrets, known by their names or by their place in a URL, as ``***``: at any
     depth, also in JSON that is a text.
 
-    >>> masked({"API_KEY": "x", "HTTPS_PROXY": "http://me:pass@proxy:3128", "store": [{"token": "x", "size": 1}]})
-    {'API_KEY': '***', 'HTTPS_PROXY': 'http://***@proxy:3128', 'store': [{'token': '***', 'size': 1}]}
+    >>> masked({"API_KEY": "x", "HTTPS_PROXY": "http://me:pass@proxy:3128"})
+    {'API_KEY': '***', 'HTTPS_PROXY': 'http://***@proxy:3128'}
+    >>> masked({"store": [{"token": "x", "size": 1}]})
+    {'store': [{'token': '***', 'size': 1}]}
     >>> masked("https://h/hook?access_token=x&a=1"), masked('{"secret_key": "x"}')
     ('https://h/hook?access_token=***&a=1', '{"secret_key": "***"}')
     """
@@ -77,7 +80,9 @@ def secrets_in(value: Any, *, secret: bool = False) -> Iterator[str]:
 def _json(text: str) -> Any:
     """The object or list that a text is in JSON; None for any other."""
     try:
-        return json.loads(text) if text.lstrip().startswith(("{", "[")) else None
+        if text.lstrip().startswith(("{", "[")):
+            return json.loads(text)
+        return None
     except (ValueError, RecursionError):
         return None
 

@@ -93,7 +93,10 @@ def _arms(loaded: Loaded, options: BenchOptions, environ: Mapping[str, str]) -> 
         )
     arms = []
     for i, name in enumerate(options.arms.split(",")):
-        moved = i if options.together else 0
+        if options.together:
+            moved = i
+        else:
+            moved = 0
         arms.append(_arm(loaded, name.strip(), environ, moved))
     if len(arms) < 2 or len({a.name for a in arms}) < len(arms):
         raise ConfigError(

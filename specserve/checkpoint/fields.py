@@ -29,7 +29,7 @@ def layer_count(config: Config) -> int | None:
 
 
 def is_tied(config: Config, whole: Config) -> bool:
-    """Whether the LM head is the embedding: config.json says so, or (Gemma) its silence means yes."""
+    """Whether the LM head is the embedding: config.json says so, or leaves it out (Gemma)."""
     for part in (config, whole):
         if isinstance(value := part.get("tie_word_embeddings"), bool):
             return value

@@ -153,7 +153,10 @@ def _refusal(
         return Finding("hub-revision", "error", name, message, "correct the revision")
     if response.status_code in (401, 403) or code == "GatedRepo":
         if has_token:
-            message = f"the Hub refuses this token ({response.status_code}); it must have access to the repository"
+            message = (
+                f"the Hub refuses this token ({response.status_code}); it must "
+                "have access to the repository"
+            )
             fix = f"ask for access at {_endpoint()}/{name}, or use another token"
         else:
             message = "the Hub wants a token, or there is no such repository and no such folder"

@@ -148,7 +148,10 @@ def _config_faults(where: str, config: Mapping[str, Any]) -> Iterator[Finding]:
         for key in _SIZES:
             value = section.get(key)
             if value is not None and not _is_count(key, value):
-                message = f"{prefix}{key} is {str(value)[:60]!r}; it must be a whole number of at least {_least(key)}"
+                message = (
+                    f"{prefix}{key} is {str(value)[:60]!r}; it must be a whole "
+                    f"number of at least {_least(key)}"
+                )
                 yield Finding("config-invalid", "error", place, message, fix)
         for kind, keys in _TYPES.items():
             for key in keys:
@@ -223,7 +226,8 @@ def _listing(source: Source) -> Mapping[str, int]:
 def hub_id(path: str) -> str | None:
     """The id in the address of a model's page on the Hub; None for any other path.
 
-    >>> hub_id("https://huggingface.co/Qwen/Qwen3-8B/tree/main"), hub_id("hf://a/b"), hub_id("https://x.org/a/b")
+    >>> (hub_id("https://huggingface.co/Qwen/Qwen3-8B/tree/main"), hub_id("hf://a/b"),
+    ...  hub_id("https://x.org/a/b"))
     ('Qwen/Qwen3-8B', 'a/b', None)
     """
     found = re.match(
@@ -265,7 +269,10 @@ def _no_config(where: str, sizes: Mapping[str, int]) -> Finding:
     if any(name.endswith(".gguf") for name in sizes):
         return _gguf(where)
     if "params.json" in sizes:
-        message = "config.json is missing and params.json (Mistral's own format) is not read; config.json must be there"
+        message = (
+            "config.json is missing and params.json (Mistral's own format) is not read; "
+            "config.json must be there"
+        )
     else:
         message = "config.json is missing; without it nothing is known about the model"
     return Finding(
@@ -350,7 +357,10 @@ def _weight_files(
         return [], []
     named = {n if isinstance(n, str) else repr(n) for n in weight_map.values()}
     if outside := sorted(n for n in named if not _is_plain(n)):
-        message = f"the index names a file outside the checkpoint: {outside[0][:200]!r}; names must be plain"
+        message = (
+            "the index names a file outside the checkpoint: "
+            f"{outside[0][:200]!r}; names must be plain"
+        )
         problems.append(
             Finding(
                 "checkpoint-unsafe-path",
@@ -372,7 +382,8 @@ def _weight_files(
 def _is_plain(name: str) -> bool:
     """Whether a name of the index stays inside the folder.
 
-    >>> [_is_plain(n) for n in ("model-1.safetensors", "../x.safetensors", "/etc/passwd", "a\\\\b", "")]
+    >>> ([_is_plain(n) for n in ("model-1.safetensors", "../x.safetensors", "/etc/passwd",
+    ...  "a\\\\b", "")])
     [True, False, False, False, False]
     """
     return (
@@ -399,7 +410,10 @@ def _why_no_weights(where: str, sizes: Mapping[str, int]) -> Finding:
         return _gguf(where)
     pickles = [n for n in sizes if n.endswith(PICKLES) and not n.startswith(_NOT_WEIGHTS)]
     if pickles:
-        message = f"the weights are pickles ({pickles[0]}); loading one can run code, and its shapes cannot be read"
+        message = (
+            f"the weights are pickles ({pickles[0]}); loading one can run "
+            "code, and its shapes cannot be read"
+        )
         fix = "convert to safetensors, or trust it with --skip pickle-weights"
         return Finding("pickle-weights", "error", where, message, fix)
     message = "there are no weights (*.safetensors); the checkpoint must hold them"

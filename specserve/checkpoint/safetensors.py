@@ -102,7 +102,8 @@ def read_header(
     length = int.from_bytes(start[:8], "little")
     if length > file_size - 8:
         raise Corrupt(
-            f"the header claims {length} bytes and the file has {file_size}; it is truncated or corrupt"
+            f"the header claims {length} bytes and the file has "
+            f"{file_size}; it is truncated or corrupt"
         )
     if length > MAX_HEADER_BYTES:
         raise Corrupt(

@@ -220,7 +220,10 @@ def _say(text: str, *, err: bool = False) -> None:
 
 
 def _finding(finding: Finding) -> None:
-    fix = f"\n  Fix: {finding.fix}" if finding.fix else ""
+    if finding.fix:
+        fix = f"\n  Fix: {finding.fix}"
+    else:
+        fix = ""
     if finding.severity != "info":
         _say(f"{finding.severity.capitalize()}: {finding.where}: {finding.message}{fix}", err=True)
 

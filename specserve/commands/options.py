@@ -99,7 +99,9 @@ def http_url(context: click.Context, option: click.Parameter, value: Any) -> Any
 def color() -> bool | None:
     """False with NO_COLOR (no-color.org), which click does not ask for; None: whatever the stream
     can show."""
-    return False if os.environ.get("NO_COLOR") else None
+    if os.environ.get("NO_COLOR"):
+        return False
+    return None
 
 
 def ask(url: str, timeout: float) -> Mapping[str, Any] | str:
@@ -122,7 +124,9 @@ def ask(url: str, timeout: float) -> Mapping[str, Any] | str:
         return str(getattr(cause, "strerror", None) or cause)
     except (ValueError, HTTPException, RecursionError):  # another protocol, half a body, no JSON
         return NOT_A_SIDECAR
-    return found if isinstance(found, dict) else NOT_A_SIDECAR
+    if isinstance(found, dict):
+        return found
+    return NOT_A_SIDECAR
 
 
 def warn(problem: Problem) -> None:

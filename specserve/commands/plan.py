@@ -32,7 +32,10 @@ def plan(loaded: Loaded, output: str, with_grid: bool) -> None:
 
     planning = Planning.of(loaded, environ=os.environ)
     made = planning.plan()
-    cells = planning.grid(made) if with_grid else []
+    if with_grid:
+        cells = planning.grid(made)
+    else:
+        cells = []
     if output == "json":
         body = {
             "vram": made.as_dict(),

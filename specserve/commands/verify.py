@@ -60,7 +60,11 @@ def verify(
             where="verify",
             fix="specserve verify --url URL",
         )
-    told = _say if output == "text" else lambda _: None
+
+    def told(outcome: Outcome) -> None:
+        if output == "text":
+            _say(outcome)
+
     if options["start"] and loaded is not None:
         outcomes = _launched(loaded, told)
     else:

@@ -1,7 +1,8 @@
 """``alerts``: which alerts fire when, and who hears of them.
 
-Every threshold of a built-in alert is a default here, so ``specserve config show`` prints it and a misspelt
-name is a config error. What each alert measures is in ``alert/builtin.py``; docs/alerts.md is generated.
+Every threshold of a built-in alert is a default here, so ``specserve config show`` prints it and a
+misspelt name is a config error. What each alert measures is in ``alert/builtin.py``; docs/alerts.md
+is generated.
 """
 
 from __future__ import annotations
@@ -42,10 +43,11 @@ def _ordered(rule: Any, lower: str, upper: str) -> None:
 
 
 def _follow(given: Any, default: Any) -> Any:
-    """The keys given; where they leave out the threshold for resolving and its default would be on the wrong side of
-    the one for firing, then as far from that as by default.
+    """The keys given; where they leave out the threshold for resolving and its default would be on
+    the wrong side of the one for firing, then as far from that as by default.
 
-    The distance shrinks with a threshold nearer to zero: 4 in a queue instead of 32 resolves below 1, not below -20.
+    The distance shrinks with a threshold nearer to zero: 4 in a queue instead of 32 resolves below
+    1, not below -20.
     """
     for fire, resolve in (("fire_below", "resolve_above"), ("fire_above", "resolve_below")):
         usual, resolved = getattr(default, fire, None), getattr(default, resolve, None)
@@ -103,7 +105,9 @@ class AcceptanceRate(Timing):
     fire_below: Ratio = Field(0.5, description="Fires below this acceptance rate.")
     resolve_above: Ratio = Field(
         0.55,
-        description="Resolves above this acceptance rate; unset, it moves along with a higher fire_below.",
+        description=(
+            "Resolves above this acceptance rate; unset, it moves along with a higher fire_below."
+        ),
     )
     window_seconds: Seconds = Field(300.0, description="Window of the rate, weighted by tokens.")
     min_draft_tokens: Positive = Field(

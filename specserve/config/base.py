@@ -42,7 +42,10 @@ Secret = Annotated[SecretStr, AfterValidator(lambda s: SecretStr(s.get_secret_va
 
 
 class Section(BaseModel):
-    """A section of the config file. Unknown keys are an error, values never change after loading."""
+    """A section of the config file.
+
+    Unknown keys are an error, values never change after loading.
+    """
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True

@@ -21,7 +21,9 @@ MAX_VALUES = 50_000
 MAX_DEPTH = 50
 
 _TEXT = tuple("&*!%@`|>#")
-"""What begins with one of these means something else in YAML, or nothing; as a value on its own it is a text."""
+"""What begins with one of these means something else in YAML, or nothing; as a value on its own it
+is a text.
+"""
 _TEXTS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:timestamp")
 _VARIABLE = re.compile(r"\$\$|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
@@ -59,7 +61,8 @@ def dotted(path: KeyPath) -> str:
 
 
 def expand(text: str, environ: Mapping[str, str]) -> tuple[str, list[str]]:
-    """``${VAR}`` and ``${VAR:-default}`` replaced, ``$$`` as ``$``; with the names that are not set.
+    """``${VAR}`` and ``${VAR:-default}`` replaced, ``$$`` as ``$``; with the names that are not
+    set.
 
     >>> expand("/data/${M}/${R:-main}$$", {"M": "qwen"})
     ('/data/qwen/main$', [])
@@ -83,8 +86,8 @@ def expand(text: str, environ: Mapping[str, str]) -> tuple[str, list[str]]:
 def read(path: Path, environ: Mapping[str, str]) -> Document:
     """Read and walk a YAML file.
 
-    Raises ConfigError when there is nothing to walk (no file, not YAML); everything else is collected in
-    ``problems``.
+    Raises ConfigError when there is nothing to walk (no file, not YAML); everything else is
+    collected in ``problems``.
     """
     doc = Document(str(path))
     _Walk(doc, environ).top(_compose(_text(path), doc.name))
@@ -94,10 +97,11 @@ def read(path: Path, environ: Mapping[str, str]) -> Document:
 def read_value(
     text: str, path: KeyPath, place: str, environ: Mapping[str, str]
 ) -> tuple[Any, Document]:
-    """One value that stands alone, as in ``--set KEY=VALUE``: YAML, variables replaced as in a file.
+    """One value that stands alone, as in ``--set KEY=VALUE``: YAML, variables replaced as in a
+    file.
 
-    A plain text is taken whole, and so is one that YAML cannot read (``a: b: c``); quotes around it are YAML's. The
-    document has the problems, and what was written at each path.
+    A plain text is taken whole, and so is one that YAML cannot read (``a: b: c``); quotes around it
+    are YAML's. The document has the problems, and what was written at each path.
     """
     doc, bare = Document(place), text.strip()
     node: yaml.Node | None = yaml.ScalarNode("tag:yaml.org,2002:str", bare)
@@ -187,7 +191,10 @@ class _Walk:
             )
         if not isinstance(node, yaml.MappingNode):
             raise ConfigError(
-                "holds no sections; must be a mapping such as 'models: {target_model: {path: ...}}'",
+                (
+                    "holds no sections; must be a mapping such as 'models: {target_model: {path: "
+                    "...}}'"
+                ),
                 where=f"{self.doc.name}:{node.start_mark.line + 1}",
             )
         self.doc.values = self.mapping(node, ())
@@ -260,7 +267,10 @@ class _Walk:
         except (yaml.YAMLError, ValueError, OverflowError):
             self.problem(
                 node,
-                f"'{dotted(path)}' is {text!r}, which YAML cannot read as {node.tag.rsplit(':', 1)[-1]}",
+                (
+                    f"'{dotted(path)}' is {text!r}, which YAML cannot read as "
+                    f"{node.tag.rsplit(':', 1)[-1]}"
+                ),
             )
             return None
         if isinstance(value, float) and not math.isfinite(value):

@@ -1,8 +1,9 @@
 """vLLM's flags in ``engine.extra_args``: the one place that knows how each may be spelled.
 
-Read in vLLM 0.32's parser (``vllm/utils/argparse_utils.py``, ``engine/arg_utils.py``, 2026-12-01): dashes and
-underscores are the same in a name; ``--no-x`` turns ``--x`` off; ``--x.a.b 1`` is ``--x '{"a": {"b": 1}}'``;
-``-O3`` is ``--optimization-level 3``. A flag of the file may also hold its value: ``"--seed=3":``.
+Read in vLLM 0.32's parser (``vllm/utils/argparse_utils.py``, ``engine/arg_utils.py``, 2026-12-01):
+dashes and underscores are the same in a name; ``--no-x`` turns ``--x`` off; ``--x.a.b 1`` is ``--x
+'{"a": {"b": 1}}'``; ``-O3`` is ``--optimization-level 3``. A flag of the file may also hold its
+value: ``"--seed=3":``.
 """
 
 from __future__ import annotations
@@ -102,7 +103,9 @@ def _inside_json(value: JsonValue) -> JsonValue:
         parsed: JsonValue = json.loads(value)
         return parsed
     size = human_number(value)
-    return value if size is None else size
+    if size is None:
+        return value
+    return size
 
 
 def human_number(text: str) -> int | None:
@@ -114,14 +117,18 @@ def human_number(text: str) -> int | None:
     match = _SIZE.fullmatch(text.strip())
     if match is None or match[1].count(".") > 1 or match[1] == ".":
         return None
-    base = 1024 if match[2].isupper() else 1000
+    if match[2].isupper():
+        base = 1024
+    else:
+        base = 1000
     return int(float(match[1]) * base ** " kmgt".index(match[2].lower() or " "))
 
 
 class ExtraArgs:
     """``engine.extra_args`` by vLLM's long names, however they are written.
 
-    >>> ExtraArgs({"--block_size": 32, "cc.mode": 3, "compilation-config": '{"backend": "eager"}'}).values
+    >>> (ExtraArgs({"--block_size": 32, "cc.mode": 3,
+    ...  "compilation-config": '{"backend": "eager"}'}).values)
     {'block-size': 32, 'compilation-config': {'backend': 'eager', 'mode': 3}}
     """
 
@@ -139,14 +146,19 @@ class ExtraArgs:
         here = self.values[flag.name] = self.mapping(flag.name)
         for key in flag.path[:-1]:
             nested = here.get(key)
-            here[key] = dict(nested) if isinstance(nested, Mapping) else {}
+            if isinstance(nested, Mapping):
+                here[key] = dict(nested)
+            else:
+                here[key] = {}
             here = here[key]  # type: ignore[assignment]
         here[flag.path[-1]] = flag.value
 
     def text(self, name: str) -> str | None:
         """The value as text; None when absent."""
         value = self.values.get(name)
-        return None if value is None else str(value)
+        if value is None:
+            return None
+        return str(value)
 
     def number(self, name: str) -> int | None:
         """The value as a whole number; None when absent or something else."""
@@ -167,19 +179,25 @@ class ExtraArgs:
         value = self.values.get(name)
         if value in (True, "true", "True", ""):
             return True
-        return None if value is None else False
+        if value is None:
+            return None
+        return False
 
     def is_on(self, name: str) -> bool:
         """Whether a switch that is off by default was turned on."""
         return self.switch(name) is True
 
     def mapping(self, name: str) -> dict[str, JsonValue]:
-        """The value of a flag that takes JSON, as a copy; empty when it is absent or something else."""
+        """The value of a flag that takes JSON, as a copy; empty when it is absent or something
+        else.
+        """
         value = self.values.get(name)
         if isinstance(value, str):
             with contextlib.suppress(ValueError):
                 value = json.loads(value)
-        return dict(value) if isinstance(value, Mapping) else {}
+        if isinstance(value, Mapping):
+            return dict(value)
+        return {}
 
 
 def said_twice(layer: Mapping[str, JsonValue]) -> Iterator[tuple[str, str]]:
@@ -187,7 +205,8 @@ def said_twice(layer: Mapping[str, JsonValue]) -> Iterator[tuple[str, str]]:
 
     >>> list(said_twice({"max-logprobs": 5, "--max_logprobs": 7, "seed": 1}))
     [('--max_logprobs', "'--max_logprobs' and 'max-logprobs' set the same flag; keep one")]
-    >>> [key for key, _ in said_twice({"cc": {"mode": 3, "level": 1}, "compilation-config.mode": 2})]
+    >>> ([key for key, _ in said_twice({"cc": {"mode": 3, "level": 1},
+    ...  "compilation-config.mode": 2})])
     ['compilation-config.mode']
     """
     first: dict[tuple[str, ...], str] = {}
@@ -208,7 +227,8 @@ def _places(place: tuple[str, ...], value: JsonValue) -> Iterator[tuple[str, ...
 
 
 def overridden(keys: Sequence[str], later: Sequence[str]) -> Iterator[str]:
-    """The keys of an earlier layer that the path ``later`` of a later layer replaces under another spelling.
+    """The keys of an earlier layer that the path ``later`` of a later layer replaces under another
+    spelling.
 
     >>> list(overridden(["max-logprobs", "cc.mode", "seed"], ["--max_logprobs"]))
     ['max-logprobs']

@@ -1,7 +1,7 @@
 """Spellings that guides, vLLM's command line and other servers teach, with what to write here.
 
-Sources: vLLM's release notes and `vllm/config/speculative.py` at 0.32, read 2026-11-29; the arguments of SGLang, TGI,
-llama.cpp and TensorRT-LLM, read 2026-11-30.
+Sources: vLLM's release notes and `vllm/config/speculative.py` at 0.32, read 2026-11-29; the
+arguments of SGLang, TGI, llama.cpp and TensorRT-LLM, read 2026-11-30.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ TODAY: Mapping[str, str] = {
     "ngram_prompt_lookup_min": f"write '{_SPEC}.prompt_lookup_min'",
     "spec_decoding_acceptance_method": f"write '{_SPEC}.rejection_sample_method'",
     "acceptance_method": f"write '{_SPEC}.rejection_sample_method'",
-    "typical_acceptance_sampler_posterior_threshold": "remove it: typical acceptance is gone from vLLM",
+    "typical_acceptance_sampler_posterior_threshold": (
+        "remove it: typical acceptance is gone from vLLM"
+    ),
     "typical_acceptance_sampler_posterior_alpha": "remove it: typical acceptance is gone from vLLM",
     "posterior_threshold": "remove it: typical acceptance is gone from vLLM",
     "posterior_alpha": "remove it: typical acceptance is gone from vLLM",
@@ -146,7 +148,9 @@ def normal(key: str) -> str:
 
 
 def advice(path: KeyPath) -> str | None:
-    """What to write instead of an unknown key, when it is a known old, foreign or misplaced spelling."""
+    """What to write instead of an unknown key, when it is a known old, foreign or misplaced
+    spelling.
+    """
     name = normal(str(path[-1]))
     if len(path) > 1:
         section = str(path[0])

@@ -1,4 +1,6 @@
-"""File, environment and flags to one Settings: lowest first, all problems at once, each with its place."""
+"""File, environment and flags to one Settings: lowest first, all problems at once, each with its
+place.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ _ITEM = re.compile(r"\[(\d+)\]")
 _NOT_OURS = re.compile(
     r"_SERVICE_(HOST|PORT)|_PORT(_\d+_(TCP|UDP|SCTP)|=\w+://)|^SPECSERVE_(REPAIRS|CACHE)="
 )
-"""NAME=VALUE with which Kubernetes describes a Service named ``specserve`` to every pod: they look like ours."""
+"""NAME=VALUE with which Kubernetes describes a Service named ``specserve`` to every pod: they look
+like ours.
+"""
 
 _SECTIONS = tuple(Settings.model_fields)
 _RULES = {name.lower(): name for name in Rules.model_fields}
@@ -44,13 +48,17 @@ class Loaded:
     path: Path
     settings: Settings
     sources: Mapping[str, str] = field(default_factory=dict)
-    """Dotted key -> ``file:line``, ``environment NAME`` or ``--set``; a key that nobody set is missing."""
+    """Dotted key -> ``file:line``, ``environment NAME`` or ``--set``; a key that nobody set is
+    missing.
+    """
     warnings: tuple[Problem, ...] = ()
     overrides: tuple[str, ...] = ()
     """The ``--set`` values that it was loaded with."""
 
     def secrets(self) -> tuple[str, ...]:
-        """Every secret value, for the redaction of logs; of what is passed on to vLLM what its names say is one."""
+        """Every secret value, for the redaction of logs; of what is passed on to vLLM what its
+        names say is one.
+        """
         engine, spec = self.settings.engine, self.settings.speculative_decoding
         known = (secret for _, secret in rules.secrets(self.settings))
         return (*known, *secrets_in([engine.env, engine.extra_args, spec.extra_config]))
@@ -65,7 +73,9 @@ class _Cascade:
     places: dict[KeyPath, str] = field(default_factory=dict)
 
     def resolve(self, path: Sequence[str]) -> tuple[KeyPath, str | None]:
-        """The path with a number where it names an item of a list that is there, or what is wrong with it."""
+        """The path with a number where it names an item of a list that is there, or what is wrong
+        with it.
+        """
         here: Any = self.values
         out: KeyPath = ()
         for part in path:
@@ -106,8 +116,8 @@ class _Cascade:
 def load(path: Path, *, environ: Mapping[str, str], overrides: Sequence[str] = ()) -> Loaded:
     """Load a config file.
 
-    Precedence, lowest first: defaults, file, ``SPECSERVE_*`` of ``environ`` (nested with ``__``), ``overrides``
-    (``a.b=c``). Raises ConfigError with every problem found.
+    Precedence, lowest first: defaults, file, ``SPECSERVE_*`` of ``environ`` (nested with ``__``),
+    ``overrides`` (``a.b=c``). Raises ConfigError with every problem found.
     """
     doc = read(path, environ)
     cascade = _Cascade(doc, doc.values)
@@ -208,7 +218,8 @@ def _from_environment(environ: Mapping[str, str], warnings: list[Problem]) -> It
 
 
 def _spelled(parts: Sequence[str]) -> list[str]:
-    """A path from a variable's name, which is in capitals mostly: keys in lower case, the user's own as they are.
+    """A path from a variable's name, which is in capitals mostly: keys in lower case, the user's
+    own as they are.
 
     >>> _spelled(["ENGINE", "ENV", "A__B"]), _spelled(["ALERTS", "RULES", "ENGINEDOWN", "ENABLED"])
     (['engine', 'env', 'A__B'], ['alerts', 'rules', 'EngineDown', 'enabled'])
@@ -247,7 +258,10 @@ def _from_overrides(overrides: Sequence[str], problems: list[Problem]) -> Iterat
 
 
 def _validate(cascade: _Cascade, problems: list[Problem]) -> Settings | None:
-    """Settings, or None with the problems added. A text field takes what was written: revision 0123 is not 83."""
+    """Settings, or None with the problems added.
+
+    A text field takes what was written: revision 0123 is not 83.
+    """
     settings, errors = _attempt(cascade.values)
     if settings is None and _restore_text(cascade, errors):
         settings, errors = _attempt(cascade.values)
@@ -265,7 +279,9 @@ def _validate(cascade: _Cascade, problems: list[Problem]) -> Settings | None:
 
 
 def _no_numbers(given: Any, taken: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
-    """Where pydantic took ``true`` for 1, and numbers that no machine counts in: arithmetic with floats overflows."""
+    """Where pydantic took ``true`` for 1, and numbers that no machine counts in: arithmetic with
+    floats overflows.
+    """
     if isinstance(given, dict) and isinstance(taken, dict):
         for key, value in given.items():
             yield from _no_numbers(value, taken.get(key), (*path, key))

@@ -27,7 +27,9 @@ _ONLY_FOR = {
     "suffix_decoding_min_token_prob": {"suffix"},
     "use_heterogeneous_vocab": {"draft_model"},
 }
-"""Per-method keys and the methods that read them; under any other method they would be ignored in silence."""
+"""Per-method keys and the methods that read them; under any other method they would be ignored in
+silence.
+"""
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,14 @@ def _server(settings: Settings) -> Iterator[Complaint]:
     ):
         yield Complaint(
             ("server", "host"),
-            f"'server.host' is {server.host!r} and no API key is set; anyone who reaches the port could use the model",
-            "set server.api_key_file, or server.allow_unauthenticated: true where something in front authenticates",
+            (
+                f"'server.host' is {server.host!r} and no API key is set; anyone who "
+                "reaches the port could use the model"
+            ),
+            (
+                "set server.api_key_file, or server.allow_unauthenticated: true where something in "
+                "front authenticates"
+            ),
         )
     if (server.tls.cert_file is None) != (server.tls.key_file is None):
         if server.tls.key_file is None:
@@ -101,7 +109,8 @@ def _engine(settings: Settings) -> Iterator[Complaint]:
     ):
         yield Complaint(
             ("engine", "max_num_batched_tokens"),
-            f"'max_num_batched_tokens' is {engine.max_num_batched_tokens}; must be at least max_num_seqs "
+            f"'max_num_batched_tokens' is {engine.max_num_batched_tokens}; must be at least "
+            f"max_num_seqs "
             f"({engine.max_num_seqs})",
         )
 
@@ -111,13 +120,19 @@ def _nodes(settings: Settings) -> Iterator[Complaint]:
     if engine.node_rank >= engine.node_count:
         yield Complaint(
             ("engine", "node_rank"),
-            f"'node_rank' is {engine.node_rank}; must be less than node_count ({engine.node_count})",
+            (
+                f"'node_rank' is {engine.node_rank}; must be less than "
+                f"node_count ({engine.node_count})"
+            ),
         )
     gpus = target.tensor_parallel_size * target.pipeline_parallel_size
     if gpus % engine.node_count:
         yield Complaint(
             ("engine", "node_count"),
-            f"{engine.node_count} nodes cannot share {gpus} GPUs evenly (tensor x pipeline parallel size)",
+            (
+                f"{engine.node_count} nodes cannot share {gpus} GPUs evenly "
+                "(tensor x pipeline parallel size)"
+            ),
         )
     if engine.node_count > 1 and engine.leader_address is None:
         yield Complaint(
@@ -179,7 +194,10 @@ def _secrets(settings: Settings) -> Iterator[Complaint]:
         ):
             yield Complaint(
                 path,
-                f"'{name}' has a character that no HTTP header may carry; must be printable ASCII on one line",
+                (
+                    f"'{name}' has a character that no HTTP header may carry; must "
+                    "be printable ASCII on one line"
+                ),
                 f"write the token alone into a file and set {name}_file",
             )
 
@@ -193,15 +211,25 @@ def _method(settings: Settings) -> Iterator[Complaint]:
     if method is None:
         yield Complaint(
             (_SPEC,),
-            "'speculative_decoding' is enabled with neither a method nor a draft model; one must be given",
-            "add models.draft_model, or set speculative_decoding.method (e.g. ngram), or enabled: false",
+            (
+                "'speculative_decoding' is enabled with neither a method nor a draft model; one "
+                "must "
+                "be given"
+            ),
+            (
+                "add models.draft_model, or set speculative_decoding.method (e.g. ngram), or "
+                "enabled: false"
+            ),
         )
         return
     if method in NEEDS_DRAFT and draft is None:
         yield Complaint(
             (_SPEC, "method"),
             f"method '{method}' needs a draft checkpoint; 'models.draft_model.path' must be set",
-            f"add models.draft_model.path, the {'draft model' if method == 'draft_model' else 'head'} to load",
+            (
+                "add models.draft_model.path, the "
+                f"{'draft model' if method == 'draft_model' else 'head'} to load"
+            ),
         )
     if method in WITHOUT_DRAFT and draft is not None:
         yield Complaint(
@@ -214,7 +242,10 @@ def _method(settings: Settings) -> Iterator[Complaint]:
         if getattr(spec, key) is not None and method not in methods:
             yield Complaint(
                 (_SPEC, key),
-                f"'{key}' is read by method {' and '.join(sorted(methods))} only; the method is '{method}'",
+                (
+                    f"'{key}' is read by method {' and '.join(sorted(methods))} "
+                    f"only; the method is '{method}'"
+                ),
             )
     low, high = spec.prompt_lookup_min, spec.prompt_lookup_max
     if low is not None and high is not None and low > high:
@@ -279,7 +310,10 @@ def _draft_dtype(settings: Settings) -> Iterator[Complaint]:
     if target == "auto":
         yield Complaint(
             path,
-            f"vLLM gives the draft the target's dtype; '{draft}' has no effect while the target's is auto",
+            (
+                f"vLLM gives the draft the target's dtype; '{draft}' has no "
+                "effect while the target's is auto"
+            ),
             f"set models.target_model.dtype: {draft}, or remove the draft's dtype",
             is_warning=True,
         )
@@ -303,14 +337,18 @@ def _schedule(settings: Settings) -> Iterator[Complaint]:
     if length is not None and spec.num_speculative_tokens >= length:
         yield Complaint(
             (_SPEC, "num_speculative_tokens"),
-            f"'num_speculative_tokens' is {spec.num_speculative_tokens}; must be less than engine.max_model_len "
+            f"'num_speculative_tokens' is {spec.num_speculative_tokens}; must be less than "
+            f"engine.max_model_len "
             f"({length})",
         )
     end = settings.engine.max_num_seqs
     if spec.max_batch_size is not None and end is not None and spec.max_batch_size > end:
         yield Complaint(
             (_SPEC, "max_batch_size"),
-            f"'max_batch_size' is {spec.max_batch_size}; no step holds more than engine.max_num_seqs ({end})",
+            (
+                f"'max_batch_size' is {spec.max_batch_size}; no step holds more "
+                f"than engine.max_num_seqs ({end})"
+            ),
             f"set max_batch_size below {end}, or remove it to speculate always",
         )
     if spec.schedule is None:
@@ -328,7 +366,10 @@ def _schedule(settings: Settings) -> Iterator[Complaint]:
         if first != last + 1:
             yield Complaint(
                 (*path, i),
-                f"{row} of 'schedule' starts at {first}; must start at {last + 1}, right after the row before",
+                (
+                    f"{row} of 'schedule' starts at {first}; must start at "
+                    f"{last + 1}, right after the row before"
+                ),
             )
         if final < first:
             yield Complaint(
@@ -338,6 +379,9 @@ def _schedule(settings: Settings) -> Iterator[Complaint]:
         if not 0 <= tokens <= spec.num_speculative_tokens:
             yield Complaint(
                 (*path, i),
-                f"{row} of 'schedule' asks for {tokens} tokens; must be 0 to num_speculative_tokens ({limit})",
+                (
+                    f"{row} of 'schedule' asks for {tokens} tokens; must be 0 to "
+                    f"num_speculative_tokens ({limit})"
+                ),
             )
         last = max(last, final)

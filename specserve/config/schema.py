@@ -54,8 +54,9 @@ class Settings(Section):
     def draft_tensor_parallel_size(self, *, on_first_engine: bool = False) -> int:
         """GPUs that share the draft.
 
-        vLLM runs a draft model at the target's TP alone (``v1/spec_decode/draft_model.py``), whatever
-        is asked for; heads, and drafts on the first engine (before 0.11), may lie whole on each GPU.
+        vLLM runs a draft model at the target's TP alone (``v1/spec_decode/draft_model.py``),
+        whatever is asked for; heads, and drafts on the first engine (before 0.11), may lie whole on
+        each GPU.
         """
         target = self.models.target_model.tensor_parallel_size
         draft = self.models.draft_model
@@ -65,7 +66,8 @@ class Settings(Section):
 
     @property
     def schedule(self) -> tuple[ScheduleRow, ...] | None:
-        """Rows of first batch size, last batch size and tokens per draft; None drafts at every size.
+        """Rows of first batch size, last batch size and tokens per draft; None drafts at every
+        size.
 
         >>> base = {"models": {"target_model": {"path": "m"}}, "engine": {"max_num_seqs": 64}}
         >>> Settings(**base, speculative_decoding={"method": "ngram", "max_batch_size": 8}).schedule

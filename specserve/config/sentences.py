@@ -78,7 +78,10 @@ def sentence(path: KeyPath, error: ErrorDetails) -> tuple[str, str | None]:
     elif kind == "string_pattern_mismatch" and context.get("pattern") == "^https?://":
         message = f"'{key}' is {shown}; must be an http or https URL"
     elif kind == "string_pattern_mismatch" and path[:2] == ("engine", "env"):
-        message = f"{str(path[-1])!r} in 'engine.env' names no variable; must be letters, digits and underscores"
+        message = (
+            f"{str(path[-1])!r} in 'engine.env' names no variable; must be "
+            "letters, digits and underscores"
+        )
     elif kind == "string_too_short":
         message = f"'{key}' is empty; must be set"
     else:

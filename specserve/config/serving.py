@@ -103,7 +103,10 @@ class Engine(Section):
     )
     repairs: tuple[Repair, ...] = Field(
         ("cpu-speculative-sampling", "cpu-yielding"),
-        description="Repairs of known engine defects, applied only where the engine has the defect; [] turns them off.",
+        description=(
+            "Repairs of known engine defects, applied only where the engine has the "
+            "defect; [] turns them off."
+        ),
     )
     extra_args: dict[str, JsonValue] = Field(
         default_factory=dict,

@@ -61,7 +61,9 @@ def _plain(value: Any) -> Any:
 
 
 def _source(loaded: Loaded, key: str) -> str:
-    """The key's source; for a mapping or list, the source of its first item; for a secret, that of its file."""
+    """The key's source; for a mapping or list, the source of its first item; for a secret, that of
+    its file.
+    """
     for candidate in (key, f"{key}_file"):
         if candidate in loaded.sources:
             return loaded.sources[candidate]

@@ -20,21 +20,29 @@ class Sidecar(Section):
     )
     canary_timeout_seconds: Seconds = Field(
         120.0,
-        description="Longest time for a canary completion of one token; longer than the longest step.",
+        description=(
+            "Longest time for a canary completion of one token; longer than the longest step."
+        ),
     )
     canary_interval_seconds: Seconds = Field(
         60.0, description="Time between two canaries while the engine is idle, blind or stalled."
     )
     comparison_interval_seconds: Seconds | None = Field(
         None,
-        description="Time between two comparisons of drafted text with the target's own while serving, as after the "
+        description="Time between two comparisons of drafted text with the target's own while "
+        "serving, as after the "
         "start (some hundred short requests); null: after the start only.",
     )
     benchmark_profile: FilePath | None = Field(
         None,
-        description="Profile that `specserve bench` writes; gives estimated speedup and break-even.",
+        description=(
+            "Profile that `specserve bench` writes; gives estimated speedup and break-even."
+        ),
     )
     state_dir: FilePath | None = Field(
         None,
-        description="Folder where the acceptance baseline survives restarts; null is the user's state folder.",
+        description=(
+            "Folder where the acceptance baseline survives restarts; null is the user's "
+            "state folder."
+        ),
     )

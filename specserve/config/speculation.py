@@ -1,4 +1,7 @@
-"""``speculative_decoding``: whether, how, and how far to speculate. Per-method keys carry vLLM's names."""
+"""``speculative_decoding``: whether, how, and how far to speculate.
+
+Per-method keys carry vLLM's names.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,9 @@ Method = Literal[
 ]
 METHODS: tuple[str, ...] = get_args(Method)
 NEEDS_DRAFT = frozenset({"draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "dflash"})
-"""Methods whose proposer is a checkpoint of its own. mtp and dspark may carry theirs inside the target."""
+"""Methods whose proposer is a checkpoint of its own. mtp and dspark may carry theirs inside the
+target.
+"""
 ScheduleRow = tuple[int, int, int]
 """First batch size, last batch size, tokens per draft."""
 WIDEST_STEP = 4096
@@ -49,7 +54,9 @@ class SpeculativeDecoding(Section):
     )
     schedule: list[tuple[int, int, int]] | None = Field(
         None,
-        description="Rows [first batch size, last batch size, tokens per draft]; replaces max_batch_size.",
+        description=(
+            "Rows [first batch size, last batch size, tokens per draft]; replaces max_batch_size."
+        ),
     )
     prompt_lookup_min: Positive | None = Field(
         None, description="ngram: shortest match that is looked up."

@@ -30,12 +30,13 @@ _WITHOUT_ASYNC = {"ngram", "suffix", "medusa", "mlp_speculator"}
 
 @dataclass(frozen=True)
 class Processor:
-    """What the CPU engine derives from the processor (``platforms/cpu.py``, vLLM 0.32, 2026-12-01)."""
+    """What the CPU engine takes from the processor (``platforms/cpu.py``, 0.32, 2026-12-01)."""
 
     has_avx512_bf16: bool = True
     """Fast kernels for recurrent states, which keep their matrices in float32."""
     has_amx_tile: bool = False
-    """A kernel for latent attention (MLA) that takes blocks of any size; the other takes 16 tokens."""
+    """A kernel for latent attention (MLA) that takes blocks of any size; the other takes 16 tokens.
+    """
 
 
 @dataclass(frozen=True)

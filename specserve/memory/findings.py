@@ -40,10 +40,16 @@ def _error(plan: MemoryPlan, gpu: GpuPlan) -> list[Finding]:
         case "gpu-count":
             where, fix = "hardware", f"give it {shape.gpus} GPU{'s' * (shape.gpus > 1)}"
             fix += "" if plan.possible_tp is None else f", or set {_TP} to {plan.possible_tp}"
-            message = f"TP {shape.tp} x PP {shape.pp} needs {shape.gpus} GPUs; there are {plan.gpus_found}"
+            message = (
+                f"TP {shape.tp} x PP {shape.pp} needs {shape.gpus} GPUs; "
+                f"there are {plan.gpus_found}"
+            )
         case "split":
             where, fix = _TP, f"set {_TP} to {plan.possible_tp or 1}"
-            message = f"the model cannot be split over {shape.tp} GPUs; TP must divide heads and vocabulary"
+            message = (
+                f"the model cannot be split over {shape.tp} GPUs; TP must "
+                "divide heads and vocabulary"
+            )
         case "other-processes":
             code, where, busiest = (
                 "other-processes",
@@ -53,7 +59,8 @@ def _error(plan: MemoryPlan, gpu: GpuPlan) -> list[Finding]:
             total = busiest.total_bytes or 1
             free = total - busiest.other_bytes
             message = (
-                f"{_occupancy(busiest)}, {gib(free)} are free; vLLM refuses to start with less than "
+                f"{_occupancy(busiest)}, {gib(free)} are free; vLLM refuses to start with less "
+                f"than "
                 f"{shape.utilization:.2f} of {gib(total)} free"
             )
             fix = f"{_STOP}, or set {_UTILIZATION} to {int(free / total * 100) / 100:.2f} or less"
@@ -62,7 +69,8 @@ def _error(plan: MemoryPlan, gpu: GpuPlan) -> list[Finding]:
             where, fix = _UTILIZATION, f"set {_UTILIZATION} to {_safe_utilization(plan, gpu):.2f}"
             outside, need = _outside(gpu) / GIB, _late(plan, gpu) / GIB
             message = (
-                f"only {outside:.2f} GiB of GPU {gpu.index} stay outside vLLM's budget, where the start and the "
+                f"only {outside:.2f} GiB of GPU {gpu.index} stay outside vLLM's budget, where the "
+                f"start and the "
                 f"first steps need {need:.2f} GiB"
             )
         case _:
@@ -88,7 +96,10 @@ def _headline(plan: MemoryPlan, gpu: GpuPlan) -> str:
 
 def share(plan: MemoryPlan, gpu: GpuPlan) -> str:
     """The budget in words."""
-    return f"budget {gib(gpu.budget_bytes or 0)} ({plan.shape.utilization:.2f} of {gib(gpu.total_bytes or 0)})"
+    return (
+        f"budget {gib(gpu.budget_bytes or 0)} "
+        f"({plan.shape.utilization:.2f} of {gib(gpu.total_bytes or 0)})"
+    )
 
 
 def rows(plan: MemoryPlan, gpu: GpuPlan) -> tuple[tuple[str, ...], ...]:
@@ -134,7 +145,8 @@ def _fix(plan: MemoryPlan, gpu: GpuPlan) -> str:
         over if longest < 1 else over + plan.request_bytes
     ):
         cheaper = (
-            f"lower engine.max_num_seqs ({plan.shape.max_num_seqs}) and engine.max_num_batched_tokens "
+            f"lower engine.max_num_seqs ({plan.shape.max_num_seqs}) and "
+            f"engine.max_num_batched_tokens "
             f"({plan.shape.max_num_batched_tokens}), or "
         )
     if longest >= plan.max_model_len:  # the first engine's draft, outside the budget
@@ -166,7 +178,10 @@ def _warnings(plan: MemoryPlan, gpu: GpuPlan) -> list[Finding]:
     found: list[Finding] = []
     requests, seqs, length = plan.capacity.requests, plan.shape.max_num_seqs, plan.max_model_len
     if requests < min(seqs, 8):
-        message = f"the KV cache holds {requests:.1f} requests of {length} tokens at once; max_num_seqs is {seqs}"
+        message = (
+            f"the KV cache holds {requests:.1f} requests of {length} tokens "
+            f"at once; max_num_seqs is {seqs}"
+        )
         if plan.method and plan.without_draft.requests > requests * 1.05:
             message += f" (without {plan.proposer} {plan.without_draft.requests:.1f})"
         fix = "lower engine.max_model_len, or set engine.kv_cache_dtype to fp8"
@@ -184,14 +199,18 @@ def _warnings(plan: MemoryPlan, gpu: GpuPlan) -> list[Finding]:
         message = (
             f"a full step of draft tokens needs {late} of logits that vLLM's profiling does not see"
         )
-        fix = "set speculative_decoding.max_batch_size, or lower engine.max_num_seqs or num_speculative_tokens"
+        fix = (
+            "set speculative_decoding.max_batch_size, or lower engine.max_num_seqs or "
+            "num_speculative_tokens"
+        )
         found.append(Finding("logits-buffer-large", "warning", "engine.max_num_seqs", message, fix))
     if plan.backend == "gpu" and gpu.total_bytes is not None and gpu.budget_bytes is not None:
         gpu = min(plan.gpus, key=_outside)
         outside, late_bytes = _outside(gpu), _late(plan, gpu)
         if outside - late_bytes < _TIGHT_BYTES or (plan.method and plan.shape.utilization > 0.92):
             message = (
-                f"{gib(outside)} of GPU {gpu.index} stay outside vLLM's budget, where the start and full steps "
+                f"{gib(outside)} of GPU {gpu.index} stay outside vLLM's budget, where the start "
+                f"and full steps "
                 f"take {gib(late_bytes)}; running out of memory can come late"
             )
             fix = f"set {_UTILIZATION} to {_safe_utilization(plan, gpu):.2f}"

@@ -69,7 +69,7 @@ class CachePlan:
         return 0
 
     def requests(self, blocks: int, length: int) -> float:
-        """Requests of ``length`` tokens that the pool holds at once: vLLM's "maximum concurrency"."""
+        """Requests of ``length`` tokens that fit at once: vLLM's "maximum concurrency"."""
         needed = self.request_blocks(length)
         if needed:
             return blocks / needed

@@ -88,7 +88,8 @@ def _layers(config: Config, shape: Shape) -> CacheModel:
         layers = layers[::factor]
     if config.get("compress_ratios"):
         assumed.append(
-            "KV cache: compressed attention is not known here, counted as if each layer kept every token"
+            "KV cache: compressed attention is not known here, counted as if each layer kept "
+            "every token"
         )
     return CacheModel(tuple(layers), tuple(dict.fromkeys(assumed)))
 
@@ -128,7 +129,8 @@ def _attention(
 def _packed(key_dim: int, value_dim: int, kv_dtype: str, model_bytes: int) -> int:
     """Bytes of one token's keys and values in one head.
 
-    >>> _packed(128, 128, "auto", 2), _packed(128, 128, "fp8", 2), _packed(128, 128, "int4_per_token_head", 2)
+    >>> (_packed(128, 128, "auto", 2), _packed(128, 128, "fp8", 2), _packed(128, 128,
+    ...  "int4_per_token_head", 2))
     (512, 256, 136)
     """
     values = key_dim + value_dim
@@ -177,7 +179,7 @@ def _mla_token_bytes(config: Config, shape: Shape) -> int:
 
 
 def is_mla(config: Config) -> bool:
-    """Whether vLLM keeps a latent instead of heads (MiniCPM3 has the fields but is run with heads)."""
+    """Whether vLLM keeps a latent instead of heads (MiniCPM3 has the fields, yet runs heads)."""
     return first_int(config, "kv_lora_rank") is not None and config.get("model_type") != "minicpm3"
 
 
@@ -235,7 +237,7 @@ _KINDS = {
 
 
 def layer_kinds(config: Config, count: int) -> list[str]:
-    """What each layer is: full, sliding, chunked, state, state+full, or none (no attention at all)."""
+    """What each layer is: full, sliding, chunked, state, state+full, or none (no attention)."""
     for key in ("layer_types", "layers_block_type", "block_types"):
         if isinstance(names := config.get(key), list) and names:
             return [_KINDS.get(str(n), str(n)) for n in _cycle(names, count)]

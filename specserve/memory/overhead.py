@@ -273,7 +273,8 @@ def graph_sizes(config: Config, shape: Shape) -> tuple[int, int]:
     decode step, at most 512 (1024 for gpt-oss: vLLM's model_executor/models/config.py).
 
     >>> from types import SimpleNamespace
-    >>> graph_sizes({}, SimpleNamespace(max_num_seqs=1024, num_speculative_tokens=0, max_num_batched_tokens=8192))
+    >>> (graph_sizes({}, SimpleNamespace(max_num_seqs=1024, num_speculative_tokens=0,
+    ...  max_num_batched_tokens=8192)))
     (51, 51)
     """
     step = shape.max_num_seqs * (1 + shape.num_speculative_tokens)

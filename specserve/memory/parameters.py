@@ -280,7 +280,8 @@ def _ignored(name: str, quantized: Mapping[str, Any]) -> bool:
     """Whether the quantization leaves a module alone: names of it or of what holds it, globs or
     ``re:`` patterns.
 
-    >>> _ignored("model.layers.3.self_attn.o_proj.weight", {"ignore": ["re:.*self_attn.*", "lm_head"]})
+    >>> (_ignored("model.layers.3.self_attn.o_proj.weight", {"ignore": ["re:.*self_attn.*",
+    ...  "lm_head"]}))
     True
     >>> _ignored("mtp.layers.0.mlp.gate_proj.weight", {"ignore": ["mtp.layers.0.mlp.gate"]})
     False

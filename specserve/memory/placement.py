@@ -23,7 +23,8 @@ Part = Literal["embedding", "head", "layer", "other", "tower", "mtp"]
 _LAYER = re.compile(r"\.?(?:layers|h|blocks|block)\.(\d+)\.")
 _MTP = re.compile(r"(^|\.)mtp[._]")
 _TOWER = re.compile(
-    r"(^|\.)(vision|visual|vit|image|audio|speech|multi_modal|multimodal|mm_|patch_|embed_vision|embed_audio|"
+    r"(^|\.)(vision|visual|vit|image|audio|speech|multi_modal|multimodal|mm_|patch_|embed_vision|"
+    r"embed_audio|"
     r"sound|aligner|code2wav|talker|token2wav)",
     re.IGNORECASE,
 )
@@ -31,7 +32,8 @@ _EMBEDDING = re.compile(
     r"(embed_tokens|wte|word_embeddings|embed_in|tok_embeddings|embeddings)\.weight$"
 )
 _HEAD = re.compile(
-    r"(^|\.)(lm_head|output|embed_out|output_layer)\.(weight|bias|qweight|qzeros|scales|weight_scale\w*)$"
+    r"(^|\.)(lm_head|output|embed_out|output_layer)\.(weight|bias|qweight|qzeros|scales|"
+    r"weight_scale\w*)$"
 )
 _EXPERT = re.compile(r"\.experts\.(?:(\d+)\.)?(\w+)")
 _FUSED = {

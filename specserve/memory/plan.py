@@ -77,8 +77,8 @@ def plan(
     """Plan the memory of a deployment. Pure: hardware comes from ``settings.hardware`` or
     ``devices``.
 
-    ``free_ram_bytes`` and ``processor`` are for the CPU backend; ``calibration`` replaces modelled terms by what an
-    earlier start measured for the same deployment.
+    ``free_ram_bytes`` and ``processor`` are for the CPU backend; ``calibration`` replaces modelled
+    terms by what an earlier start measured for the same deployment.
     """
     gpus, found = _gpus(settings, devices, backend, free_ram_bytes)
     shape = shapes.resolve(
@@ -357,7 +357,7 @@ def _possible_tp(config: Config, shape: shapes.Shape, found: int | None) -> int 
 
 
 def _gpu_refusal(gpu: GpuPlan, stage: Stage, shape: shapes.Shape, *, known: bool) -> Refusal | None:
-    """An assumed KV cache (not ``known``) refuses nobody; one block of the pool is never given out."""
+    """An assumed KV cache (not ``known``) refuses nothing; one block is never given out."""
     if gpu.total_bytes is None or gpu.budget_bytes is None:
         return None
     cache, pool = stage.cache, gpu.kv_cache_bytes or 0

@@ -51,13 +51,19 @@ def of_stage(
             Term("overhead", calibration.overhead_bytes, "budget - weights - KV cache", "measured")
         )
     elif shape.backend == "gpu":
-        peak = f"max(forward of {shape.max_num_batched_tokens} tokens, sampler of {rows} rows) + kept buffers"
+        peak = (
+            f"max(forward of {shape.max_num_batched_tokens} tokens, sampler "
+            f"of {rows} rows) + kept buffers"
+        )
         if shape.accounting.subtracts_graphs:
             graphs = "fixed + 1.1 MiB a size"
         else:
             graphs = "captured sizes x (hidden + layers)"
         drafted = f"{shape.speculating_seqs} sequences x {1 + shape.num_speculative_tokens}"
-        late = f"(min({drafted}, {shape.max_num_batched_tokens} tokens) - {rows} profiled rows) x vocabulary x 4"
+        late = (
+            f"(min({drafted}, {shape.max_num_batched_tokens} tokens) - {rows} "
+            "profiled rows) x vocabulary x 4"
+        )
         terms += [
             Term("activation", extra.activation, peak, _FITTED),
             Term("cuda_graphs", extra.cuda_graphs, graphs, _FITTED),

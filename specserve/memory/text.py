@@ -16,7 +16,10 @@ def conclusion(plan: MemoryPlan) -> str:
     """One line: whether it fits, and for how many requests, with the draft and without."""
     if plan.fits is None:
         if plan.gpu_name:
-            return f"the memory of {plan.gpu_name!r} is not known; set hardware.gpu_memory_gib to see whether it fits"
+            return (
+                f"the memory of {plan.gpu_name!r} is not known; set "
+                "hardware.gpu_memory_gib to see whether it fits"
+            )
         return "no GPU found and none described; set hardware.gpu_name to see whether it fits"
     if not plan.fits:
         return "does not fit"

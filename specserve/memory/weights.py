@@ -172,7 +172,9 @@ def loaded_bytes(
 def allocated(nbytes: int) -> int:
     """What PyTorch's allocator hands out for a parameter.
 
-    >>> allocated(271_581_184) - 271_581_184, allocated(1000)  # 129.5 steps of 2 MiB; 512 bytes are the least
+    129.5 steps of 2 MiB; 512 bytes are the least.
+
+    >>> allocated(271_581_184) - 271_581_184, allocated(1000)
     (1048576, 1024)
     """
     if nbytes < 10 * MIB:

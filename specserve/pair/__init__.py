@@ -1,1 +1,4 @@
-"""Checks of the target against its draft: vocabulary, heads, sampling. No torch, no GPU, no engine."""
+"""Checks of the target against its draft: vocabulary, heads, sampling.
+
+No torch, no GPU, no engine.
+"""

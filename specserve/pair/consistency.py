@@ -1,4 +1,6 @@
-"""One checkpoint against itself and against how it is to be run: rows, layers, parallelism, quantization, code."""
+"""One checkpoint against itself and against how it is to be run: rows, layers, parallelism,
+quantization, code.
+"""
 
 from __future__ import annotations
 
@@ -52,19 +54,23 @@ def check(role: Role) -> Iterator[Finding]:
 
 
 def _rows(role: Role) -> Iterator[Finding]:
-    """vLLM asserts that the rows equal vocab_size; editing config.json alone does not change a matrix."""
+    """vLLM asserts that the rows equal vocab_size; editing config.json alone does not change a
+    matrix.
+    """
     tensors, wanted = role.facts.tensors or {}, vocab_size(role.facts)
     if wanted is None:
         return
-    tied = bool(
-        role.facts.text_config.get("tie_word_embeddings")
-    )  # then vLLM leaves a stored lm_head alone
+    # Then vLLM leaves a stored lm_head alone.
+    tied = bool(role.facts.text_config.get("tie_word_embeddings"))
     for name in (_first(tensors, _EMBEDDINGS), None if tied else _first(tensors, _LM_HEADS)):
         if name is None:
             continue
         tensor = tensors[name]
         if tensor.dtype in _PLAIN and tensor.shape and tensor.shape[0] != wanted:
-            message = f"{name} in {tensor.file} has {tensor.shape[0]} rows, config.json says vocab_size {wanted}"
+            message = (
+                f"{name} in {tensor.file} has {tensor.shape[0]} rows, "
+                f"config.json says vocab_size {wanted}"
+            )
             fix = f"restore the original config.json (vocab_size {tensor.shape[0]})"
             yield Finding("vocab-rows", "error", f"{role.key}.path", message, fix)
 
@@ -103,7 +109,9 @@ def _layers(role: Role) -> Iterator[Finding]:
 
 
 def tensor_parallel(roles: Collection[Role]) -> Iterator[Finding]:
-    """What cannot be shared by so many GPUs, with the largest number below that divides all of it, in both models."""
+    """What cannot be shared by so many GPUs, with the largest number below that divides all of it,
+    in both models.
+    """
     where = "models.target_model.tensor_parallel_size"
     for role in roles:
         tp = role.tensor_parallel_size
@@ -113,7 +121,10 @@ def tensor_parallel(roles: Collection[Role]) -> Iterator[Finding]:
         smaller = max(
             n for n in range(1, tp) if all(undivided(config, n) is None for config in together)
         )
-        of = "the draft" if role.key.endswith("draft_model") else "the target"
+        if role.key.endswith("draft_model"):
+            of = "the draft"
+        else:
+            of = "the target"
         message = f"{of} has {what}, which {tp} GPUs cannot share equally"
         yield Finding("tp-divisible", "error", where, message, f"set {where}: {smaller}")
 
@@ -129,9 +140,8 @@ def undivided(config: Mapping[str, object], tp: int) -> str | None:
         return f"{heads} attention heads"
     if kv is not None and kv % tp and tp % kv:
         return f"{kv} key/value heads"
-    if (
-        inner is not None and inner % tp and not _count(config, *_EXPERTS)
-    ):  # experts are padded, or not split at all
+    # Experts are padded, or not split at all.
+    if inner is not None and inner % tp and not _count(config, *_EXPERTS):
         return f"intermediate_size {inner}"
     return None
 
@@ -158,15 +168,19 @@ def _quantization(role: Role) -> Iterator[Finding]:
 def _family(method: str) -> str:
     """Method without the kernel's name.
 
-    >>> _family("gptq_marlin"), _family("auto_awq"), _family("compressed-tensors"), _family("modelopt_fp4")
+    >>> (_family("gptq_marlin"), _family("auto_awq"), _family("compressed-tensors"),
+    ...  _family("modelopt_fp4"))
     ('gptq', 'awq', 'compressed_tensors', 'modelopt')
     """
     name = method.lower().replace("-", "_").removeprefix("auto_").removesuffix("_marlin")
-    return "modelopt" if name.startswith("modelopt") else name
+    if name.startswith("modelopt"):
+        return "modelopt"
+    return name
 
 
 def code(role: Role, known: Collection[str] | None) -> Iterator[Finding]:
-    """Whether config.json can be parsed: by a class that is installed, or by the checkpoint's own code.
+    """Whether config.json can be parsed: by a class that is installed, or by the checkpoint's own
+    code.
 
     ``known``: the model types that the installed libraries know; None when nobody could be asked.
     """
@@ -174,7 +188,10 @@ def code(role: Role, known: Collection[str] | None) -> Iterator[Finding]:
     own = _own_config_class(facts)
     native = known is None or facts.model_type in known or _parsed_otherwise(facts)
     if not native and own is None:
-        message = f"{facts.path} is of type {facts.model_type!r}, which the installed vLLM and Transformers do not know"
+        message = (
+            f"{facts.path} is of type {facts.model_type!r}, which the installed "
+            "vLLM and Transformers do not know"
+        )
         yield Finding(
             "model-type-unknown", "error", f"{role.key}.path", message, "install a newer vLLM"
         )
@@ -182,7 +199,10 @@ def code(role: Role, known: Collection[str] | None) -> Iterator[Finding]:
         message = (
             f"{facts.path} is of type {facts.model_type!r}, which only its own Python code can load"
         )
-        fix = f"read that code, pin both revisions, then set {where}: true (it applies to both models)"
+        fix = (
+            f"read that code, pin both revisions, then set {where}: "
+            "true (it applies to both models)"
+        )
         yield Finding("remote-code", "error", where, message, fix)
     elif not native and own not in facts.files:
         message = f"{facts.path} needs its own code and {own} is not there"
@@ -190,7 +210,10 @@ def code(role: Role, known: Collection[str] | None) -> Iterator[Finding]:
             "remote-code", "error", f"{role.key}.path", message, "download the whole repository"
         )
     elif own is not None and known is None and not role.trust_remote_code:
-        message = f"{facts.path} ships Python code; vLLM may need trust_remote_code for it, which is for both models"
+        message = (
+            f"{facts.path} ships Python code; vLLM may need trust_remote_code "
+            "for it, which is for both models"
+        )
         yield Finding(
             "remote-code",
             "warning",
@@ -204,7 +227,10 @@ def code(role: Role, known: Collection[str] | None) -> Iterator[Finding]:
         and facts.revision
         and not _is_pinned(role.settings.revision)
     ):
-        message = f"{facts.path} runs its own Python code and is not pinned; the code may change at any time"
+        message = (
+            f"{facts.path} runs its own Python code and is not pinned; "
+            "the code may change at any time"
+        )
         fix = f"set {role.key}.revision: {facts.revision}"
         yield Finding("remote-code-unpinned", "error", f"{role.key}.revision", message, fix)
 
@@ -212,12 +238,19 @@ def code(role: Role, known: Collection[str] | None) -> Iterator[Finding]:
 def _own_config_class(facts: ModelFacts) -> str | None:
     """The file of ``auto_map``'s config class; None when the checkpoint ships none."""
     auto_map = facts.config.get("auto_map")
-    name = auto_map.get("AutoConfig") if isinstance(auto_map, Mapping) else None
-    return f"{name.rsplit('.', 1)[0]}.py" if isinstance(name, str) else None
+    if isinstance(auto_map, Mapping):
+        name = auto_map.get("AutoConfig")
+    else:
+        name = None
+    if isinstance(name, str):
+        return f"{name.rsplit('.', 1)[0]}.py"
+    return None
 
 
 def _parsed_otherwise(facts: ModelFacts) -> bool:
-    """Formats that vLLM unwraps itself: speculators, and Medusa's first one, which has no model_type."""
+    """Formats that vLLM unwraps itself: speculators, and Medusa's first one, which has no
+    model_type.
+    """
     return "speculators_model_type" in facts.config or any(
         key.startswith("medusa_num") for key in facts.config
     )
@@ -230,11 +263,10 @@ def _is_pinned(revision: str | None) -> bool:
 def _revision(role: Role) -> Iterator[Finding]:
     commit = role.facts.revision
     if commit is not None and not _is_pinned(role.settings.revision):
-        now = (
-            f"{role.settings.revision!r} is a branch or tag"
-            if role.settings.revision
-            else "no revision is set"
-        )
+        if role.settings.revision:
+            now = f"{role.settings.revision!r} is a branch or tag"
+        else:
+            now = "no revision is set"
         message = f"{now}; the files of {role.facts.path} may change between two starts"
         fix = f"set {role.key}.revision: {commit}"
         yield Finding("revision-unpinned", "warning", f"{role.key}.revision", message, fix)

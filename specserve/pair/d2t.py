@@ -1,4 +1,6 @@
-"""``d2t``: how the ids of a pruned draft vocabulary become the target's. target id = draft id + d2t[draft id]."""
+"""``d2t``: how the ids of a pruned draft vocabulary become the target's. target id = draft id +
+d2t[draft id].
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,19 @@ def check(head: ModelFacts, rows: int, target_vocab: int) -> Iterator[Finding]:
         return
     table = head.tensors.get("d2t") or head.tensors.get("model.d2t")
     if table is None:
-        message = f"the head drafts from {rows} of {target_vocab} tokens and has no d2t table to name them"
+        message = (
+            f"the head drafts from {rows} of {target_vocab} tokens and "
+            "has no d2t table to name them"
+        )
         yield Finding(
             "head-d2t", "error", DRAFT, message, "convert the head again, with its d2t table"
         )
         return
     if table.shape != (rows,) or table.dtype not in _FORMATS:
-        message = f"d2t is {list(table.shape)} of {table.dtype}; must be [{rows}] of whole numbers, one per draft token"
+        message = (
+            f"d2t is {list(table.shape)} of {table.dtype}; must be [{rows}] of "
+            "whole numbers, one per draft token"
+        )
         yield Finding(
             "head-d2t", "error", DRAFT, message, "convert the head again, with its d2t table"
         )
@@ -44,7 +52,10 @@ def check(head: ModelFacts, rows: int, target_vocab: int) -> Iterator[Finding]:
             "head-d2t", "error", DRAFT, message, "use a head that was trained for this target"
         )
     elif len(set(targets)) < len(targets):
-        message = f"d2t maps {len(targets) - len(set(targets))} draft ids to a target id that another one has too"
+        message = (
+            f"d2t maps {len(targets) - len(set(targets))} draft ids to a "
+            "target id that another one has too"
+        )
         yield Finding(
             "head-d2t",
             "error",

@@ -1,4 +1,6 @@
-"""Shapes of a draft head against its target: widths, layers it reads, its own vocabulary, how far it can draft."""
+"""Shapes of a draft head against its target: widths, layers it reads, its own vocabulary, how far
+it can draft.
+"""
 
 from __future__ import annotations
 
@@ -76,13 +78,18 @@ def bad_config(message: str) -> Finding:
 def hidden_size(facts: ModelFacts) -> int | None:
     """Width of the language model's hidden states."""
     n = facts.text_config.get("hidden_size", facts.text_config.get("n_embd"))
-    return n if type(n) is int and n > 0 else None
+    if type(n) is int and n > 0:
+        return n
+    return None
 
 
 def _width(head_needs: int | None, target: ModelFacts, what: str) -> Iterator[Finding]:
     has = hidden_size(target)
     if head_needs is not None and has is not None and head_needs != has:
-        message = f"the draft expects hidden size {head_needs} ({what}), the target has {has}; they must be equal"
+        message = (
+            f"the draft expects hidden size {head_needs} ({what}), the "
+            f"target has {has}; they must be equal"
+        )
         yield Finding(
             "head-hidden-size",
             "error",
@@ -93,7 +100,9 @@ def _width(head_needs: int | None, target: ModelFacts, what: str) -> Iterator[Fi
 
 
 def eagle(target: ModelFacts, head: Head) -> Iterator[Finding]:
-    """EAGLE: ``fc`` reads the draft's embedding beside the target's hidden state, both of one width."""
+    """EAGLE: ``fc`` reads the draft's embedding beside the target's hidden state, both of one
+    width.
+    """
     own = head.number("hidden_size")
     fc = head.tensor("fc.weight")
     yield from _width(own, target, "hidden_size")
@@ -114,7 +123,9 @@ def eagle(target: ModelFacts, head: Head) -> Iterator[Finding]:
 
 
 def _missing(head: Head, *names: str) -> Iterator[Finding]:
-    """Tensors the head cannot do without; nothing when no header was at hand, or when they are quantized."""
+    """Tensors the head cannot do without; nothing when no header was at hand, or when they are
+    quantized.
+    """
     for name in names:
         if head.tensors and not head.has(name.removesuffix("weight")):
             message = f"the draft has no tensor {name}; vLLM would run it on memory nobody filled"
@@ -124,7 +135,9 @@ def _missing(head: Head, *names: str) -> Iterator[Finding]:
 
 
 def aux_layers(head: Head) -> list[int] | None:
-    """Layers of the target that the head reads, in vLLM's counting; None when its config leaves it to the target."""
+    """Layers of the target that the head reads, in vLLM's counting; None when its config leaves it
+    to the target.
+    """
     ids = head.config.get("eagle_aux_hidden_state_layer_ids")
     if not ids and isinstance(nested := head.config.get("dflash_config"), Mapping):
         ids = _whole_numbers(nested.get("target_layer_ids"), plus=1)
@@ -134,7 +147,9 @@ def aux_layers(head: Head) -> list[int] | None:
 
 
 def _whole_numbers(value: object, plus: int = 0) -> list[int]:
-    return [i + plus for i in value if type(i) is int] if isinstance(value, list) else []
+    if isinstance(value, list):
+        return [i + plus for i in value if type(i) is int]
+    return []
 
 
 def _aux(target: ModelFacts, head: Head) -> Iterator[Finding]:
@@ -143,7 +158,10 @@ def _aux(target: ModelFacts, head: Head) -> Iterator[Finding]:
         return
     if ids is None:
         if len({2, layers // 2, layers - 3}) < 3:
-            message = f"the head names no layers and the usual three do not exist in a target of {layers} layers"
+            message = (
+                "the head names no layers and the usual three do not exist "
+                f"in a target of {layers} layers"
+            )
             yield Finding(
                 "head-aux-layers",
                 "error",
@@ -163,7 +181,9 @@ def _aux(target: ModelFacts, head: Head) -> Iterator[Finding]:
 
 
 def eagle3(target: ModelFacts, head: Head, *, parallel: bool) -> Iterator[Finding]:
-    """EAGLE3: ``fc`` reads several of the target's layers at once; embedding and lm_head may be shared."""
+    """EAGLE3: ``fc`` reads several of the target's layers at once; embedding and lm_head may be
+    shared.
+    """
     own, wide = head.number("hidden_size"), hidden_size(target)
     says = head.number("target_hidden_size") or own
     yield from _aux(target, head)
@@ -184,12 +204,18 @@ def eagle3(target: ModelFacts, head: Head, *, parallel: bool) -> Iterator[Findin
         and len(fc.shape) == 2
         and fc.shape[1] != count * wide
     ):
-        message = f"fc.weight reads {fc.shape[1]} values; {count} layers of the target give {count * wide}"
+        message = (
+            f"fc.weight reads {fc.shape[1]} values; {count} layers of "
+            f"the target give {count * wide}"
+        )
         yield Finding(
             "head-fc", "error", DRAFT, message, "use a head that was trained for this target"
         )
     if own != wide and head.tensors and not head.has("embed_tokens"):
-        message = f"the head has no embedding of its own and cannot share the target's: its hidden size is {own}, not {wide}"
+        message = (
+            "the head has no embedding of its own and cannot share the target's: "
+            f"its hidden size is {own}, not {wide}"
+        )
         yield Finding(
             "head-embedding", "error", DRAFT, message, "use a head that ships embed_tokens"
         )
@@ -199,7 +225,9 @@ def eagle3(target: ModelFacts, head: Head, *, parallel: bool) -> Iterator[Findin
 
 
 def _vocabulary(target: ModelFacts, head: Head, *, pruned: bool) -> Iterator[Finding]:
-    """Sizes of the head's own vocabulary; a pruned one maps each id to one of the target's by ``d2t``."""
+    """Sizes of the head's own vocabulary; a pruned one maps each id to one of the target's by
+    ``d2t``.
+    """
     ours, theirs = vocab_size(target), head.number("vocab_size")
     if ours is not None and theirs is not None and ours != theirs:
         message = f"the head's vocab_size is {theirs}, the target's {ours}; they must be equal"
@@ -211,21 +239,33 @@ def _vocabulary(target: ModelFacts, head: Head, *, pruned: bool) -> Iterator[Fin
             "use a head that was trained for this target",
         )
         return
-    rows = (head.number("draft_vocab_size") or theirs) if pruned else theirs
+    if pruned:
+        rows = head.number("draft_vocab_size") or theirs
+    else:
+        rows = theirs
     lm_head, embed = head.tensor("lm_head.weight"), head.tensor("embed_tokens.weight")
     for tensor, wanted, key in (
         (lm_head, rows, "draft_vocab_size" if pruned else "vocab_size"),
         (embed, theirs, "vocab_size"),
     ):
         if tensor is not None and wanted is not None and tensor.shape[:1] != (wanted,):
-            name = "lm_head.weight" if tensor is lm_head else "embed_tokens.weight"
-            message = f"{name} in {tensor.file} has {tensor.shape[0] if tensor.shape else 0} rows, {key} is {wanted}"
+            if tensor is lm_head:
+                name = "lm_head.weight"
+            else:
+                name = "embed_tokens.weight"
+            message = (
+                f"{name} in {tensor.file} has "
+                f"{tensor.shape[0] if tensor.shape else 0} rows, {key} is {wanted}"
+            )
             yield Finding(
                 "head-vocab-rows", "error", DRAFT, message, "restore the head's own config.json"
             )
     if pruned and rows is not None and ours is not None and rows != ours:
         if lm_head is None and head.tensors and not head.has("lm_head"):
-            message = f"the head drafts from {rows} of {ours} tokens and has no lm_head; the target's has {ours} rows"
+            message = (
+                f"the head drafts from {rows} of {ours} tokens and has no "
+                f"lm_head; the target's has {ours} rows"
+            )
             yield Finding(
                 "head-tensor-missing", "error", DRAFT, message, "convert or download the head again"
             )
@@ -247,7 +287,10 @@ def dflash(target: ModelFacts, head: Head, k: int) -> Iterator[Finding]:
         and wide
         and fc.shape[1:] != (len(ids) * wide,)
     ):
-        message = f"fc.weight reads {fc.shape[-1]} values; {len(ids)} layers of the target give {len(ids) * wide}"
+        message = (
+            f"fc.weight reads {fc.shape[-1]} values; {len(ids)} layers of "
+            f"the target give {len(ids) * wide}"
+        )
         yield Finding(
             "head-fc", "error", DRAFT, message, "use a head that was trained for this target"
         )
@@ -260,7 +303,9 @@ def dflash(target: ModelFacts, head: Head, k: int) -> Iterator[Finding]:
 
 
 def block(head: Head, k: int, method: str) -> Iterator[Finding]:
-    """DFlash and DSpark draft one block; its first place is the last accepted token unless it is sampled too."""
+    """DFlash and DSpark draft one block; its first place is the last accepted token unless it is
+    sampled too.
+    """
     size = head.number("block_size", "dspark_block_size")
     nested = head.config.get("dflash_config")
     anchor = {**head.config, **(nested if isinstance(nested, Mapping) else {})}.get(
@@ -268,7 +313,10 @@ def block(head: Head, k: int, method: str) -> Iterator[Finding]:
     )
     if size is None or size < 2:
         return
-    limit = size if anchor else size - 1
+    if anchor:
+        limit = size
+    else:
+        limit = size - 1
     if k > limit:
         message = f"num_speculative_tokens is {k}; a block of {size} drafts at most {limit} tokens"
         yield Finding("head-block-size", "error", TOKENS, message, f"set {TOKENS}: {limit}")
@@ -291,7 +339,10 @@ def medusa(target: ModelFacts, head: Head, k: int) -> Iterator[Finding]:
     }
     count = len(heads) or head.number("num_heads", "medusa_num_heads")
     if count is not None and k > count:
-        message = f"num_speculative_tokens is {k}, the checkpoint has {count} heads; each token needs a head"
+        message = (
+            f"num_speculative_tokens is {k}, the checkpoint has {count} "
+            "heads; each token needs a head"
+        )
         yield Finding("head-too-few", "error", TOKENS, message, f"set {TOKENS}: {count}")
     vocab, ours, pruned = (
         head.number("vocab_size"),

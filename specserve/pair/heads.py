@@ -1,7 +1,8 @@
 """Draft heads: checkpoints that cannot speak alone and read the target's hidden states instead.
 
-What each head needs was read in vLLM 0.32 (2026-11-29): ``llama_eagle.py``, ``llama_eagle3.py``, ``qwen3_dflash.py``,
-``medusa.py``, ``mlp_speculator.py``, ``configs/eagle.py``, ``configs/speculators/``, ``config/speculative.py``.
+What each head needs was read in vLLM 0.32 (2026-11-29): ``llama_eagle.py``, ``llama_eagle3.py``,
+``qwen3_dflash.py``, ``medusa.py``, ``mlp_speculator.py``, ``configs/eagle.py``,
+``configs/speculators/``, ``config/speculative.py``.
 """
 
 from __future__ import annotations
@@ -26,14 +27,18 @@ _SPECULATORS = {
 
 
 def kind_of(facts: ModelFacts) -> str | None:
-    """Which method a checkpoint was made for; ``draft_model`` for a whole language model; None when unclear."""
+    """Which method a checkpoint was made for; ``draft_model`` for a whole language model; None when
+    unclear.
+    """
     speculators = facts.config.get("speculators_model_type")
     if isinstance(speculators, str):
         return _SPECULATORS.get(speculators)
     names = " ".join([*facts.architectures, facts.model_type]).lower()
     for word in ("eagle3", "dflash", "dspark", "medusa", "mlpspeculator", "mlp_speculator"):
         if word in names:
-            return "mlp_speculator" if word.startswith("mlp") else word
+            if word.startswith("mlp"):
+                return "mlp_speculator"
+            return word
     if "mtp" in names or facts.model_type in ("gemma4_assistant", "gemma4_unified_assistant"):
         return "mtp"
     if any(key.startswith("medusa_num") for key in facts.config):
@@ -58,11 +63,9 @@ def _kind_by_tensors(facts: ModelFacts, named_eagle: bool) -> str | None:
         for n in tensors
     ):
         return "draft_model"
-    return (
-        "draft_model"
-        if any("ForCausalLM" in a or "LMHead" in a for a in facts.architectures)
-        else None
-    )
+    if any("ForCausalLM" in a or "LMHead" in a for a in facts.architectures):
+        return "draft_model"
+    return None
 
 
 _NAMES = {
@@ -78,7 +81,9 @@ _NAMES = {
 
 
 def check(settings: Settings, target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:
-    """Everything about a draft checkpoint under a method; a whole language model passes with nothing said here."""
+    """Everything about a draft checkpoint under a method; a whole language model passes with
+    nothing said here.
+    """
     method, kind = settings.method, kind_of(draft)
     if method is None:
         return
@@ -121,10 +126,16 @@ def _wrong_kind(method: str, kind: str | None) -> Finding | None:
         return None
     where, fix = "speculative_decoding.method", f"set speculative_decoding.method: {kind}"
     if method == "draft_model":
-        message = f"the draft is {_NAMES[kind]}, which cannot speak alone; method draft_model needs a whole language model"
+        message = (
+            f"the draft is {_NAMES[kind]}, which cannot speak alone; method "
+            "draft_model needs a whole language model"
+        )
         return Finding("head-as-model", "error", where, message, fix)
     if kind == "draft_model":
-        message = f"the draft is a whole language model; method {method} needs {_NAMES.get(method, 'its own head')}"
+        message = (
+            f"the draft is a whole language model; method {method} needs "
+            f"{_NAMES.get(method, 'its own head')}"
+        )
         return Finding("model-as-head", "error", where, message, fix)
     message = (
         f"the draft is {_NAMES[kind]}; method {method} needs {_NAMES.get(method, 'its own head')}"
@@ -137,18 +148,23 @@ def _speculators(settings: Settings, target: ModelFacts, draft: ModelFacts) -> I
     kind = draft.config.get("speculators_model_type")
     if kind is not None:
         inner = draft.config.get("transformer_layer_config")
-        model_type = inner.get("model_type", "llama") if isinstance(inner, Mapping) else None
+        if isinstance(inner, Mapping):
+            model_type = inner.get("model_type", "llama")
+        else:
+            model_type = None
         required = {"peagle": ("mask_token_id",), "eagle3": ()}.get(
             str(kind), ("mask_token_id", "aux_hidden_state_layer_ids")
         )
         missing = [k for k in required if k not in draft.config]
         if not isinstance(inner, Mapping):
             yield bad_config(
-                "transformer_layer_config is missing; vLLM cannot unwrap this speculators checkpoint"
+                "transformer_layer_config is missing; vLLM cannot unwrap this speculators "
+                "checkpoint"
             )
         elif str(kind) not in _SPECULATORS:
             yield bad_config(
-                f"speculators_model_type {kind!r} is none that vLLM knows ({', '.join(_SPECULATORS)})"
+                f"speculators_model_type {kind!r} is none that vLLM knows "
+                f"({', '.join(_SPECULATORS)})"
             )
         elif kind in ("eagle3", "peagle") and model_type not in ("llama", "qwen3"):
             yield bad_config(
@@ -166,13 +182,21 @@ def _speculators(settings: Settings, target: ModelFacts, draft: ModelFacts) -> I
 
 
 def _verifier(target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:
-    """Whether the head names another model than the configured target as the one it was trained for."""
+    """Whether the head names another model than the configured target as the one it was trained
+    for.
+    """
     spec = draft.config.get("speculators_config")
-    verifier = spec.get("verifier") if isinstance(spec, Mapping) else None
+    if isinstance(spec, Mapping):
+        verifier = spec.get("verifier")
+    else:
+        verifier = None
     if not isinstance(verifier, Mapping):
         verifier = {"name_or_path": _base_model(draft)}
     trained_for, given = verifier.get("name_or_path"), verifier.get("architectures")
-    names = [n for n in given if isinstance(n, str)] if isinstance(given, list) else []
+    if isinstance(given, list):
+        names = [n for n in given if isinstance(n, str)]
+    else:
+        names = []
     if names and target.architectures and not set(names) & set(target.architectures):
         message = (
             f"the head was trained for a {names[0]}; the target is a {target.architectures[0]}"
@@ -185,7 +209,10 @@ def _verifier(target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:
         and trained_for
         and _name(trained_for) not in _target_names(target)
     ):
-        message = f"the head was trained for {trained_for}, the target is {target.path}; on other weights it is accepted less"
+        message = (
+            f"the head was trained for {trained_for}, the target is {target.path}; "
+            "on other weights it is accepted less"
+        )
         fix = "use the head of this very target, or measure acceptance"
         yield Finding("head-verifier", "warning", DRAFT, message, fix)
 
@@ -198,9 +225,14 @@ def _base_model(head: ModelFacts) -> str | None:
         card = head.source.read("README.md", 0, 16 * 1024).decode("utf-8", "replace")
     except OSError:
         return None
-    front = card.split("\n---", 1)[0] if card.startswith("---") else ""
+    if card.startswith("---"):
+        front = card.split("\n---", 1)[0]
+    else:
+        front = ""
     match = re.search(r"^base_model:[ \t]*(?:\n\s*-[ \t]*)?[\"']?([\w./-]+)", front, re.MULTILINE)
-    return match.group(1) if match else None
+    if match:
+        return match.group(1)
+    return None
 
 
 def _name(path: str) -> str:

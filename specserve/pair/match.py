@@ -48,7 +48,9 @@ def check(
 
 
 def _same_model(target: ModelFacts, draft: ModelFacts) -> bool:
-    """The same folder or commit, or copies: equal configs, headers and first bytes of each weights file."""
+    """The same folder or commit, or copies: equal configs, headers and first bytes of each weights
+    file.
+    """
     if target.folder and draft.folder and target.folder.resolve() == draft.folder.resolve():
         return True
     if target.revision is not None and (target.path, target.revision) == (
@@ -81,7 +83,10 @@ def _ratio(target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:
         return
     sizes = f"the draft's weights are {size(theirs)}, the target's {size(ours)}"
     if theirs / ours > LARGEST:
-        message = f"{sizes} ({theirs / ours:.2g} times as much); above 1/4 a draft costs too much of what it saves"
+        message = (
+            f"{sizes} ({theirs / ours:.2g} times as much); above 1/4 a draft "
+            "costs too much of what it saves"
+        )
     elif theirs / ours < SMALLEST:
         message = f"{sizes}: 1/{ours / theirs:.0f}; below 1/50 a draft rarely guesses well enough"
     else:
@@ -104,7 +109,10 @@ def _context(
     settings: Settings, target: ModelFacts, draft: ModelFacts, *, is_head: bool
 ) -> Iterator[Finding]:
     served, theirs = served_length(settings, target), native_length(draft)
-    limit = settings.models.draft_model.max_model_len if settings.models.draft_model else None
+    if settings.models.draft_model:
+        limit = settings.models.draft_model.max_model_len
+    else:
+        limit = None
     longest = min((n for n in (theirs, served) if n is not None), default=None)
     if limit is not None and longest is not None and limit > longest:
         message = f"models.draft_model.max_model_len is {limit}; draft and target allow {longest}"
@@ -114,11 +122,13 @@ def _context(
         )
     if served is None or theirs is None or theirs >= served:
         return
-    what = "the head was trained up to" if is_head else "the draft's context is"
+    if is_head:
+        what = "the head was trained up to"
+    else:
+        what = "the draft's context is"
     effect = "acceptance beyond that is unproven"
-    if (
-        not is_head
-    ):  # vLLM 0.32, gpu_model_runner._input_fits_in_drafter: the longest sequence of a step decides
+    # VLLM 0.32, gpu_model_runner._input_fits_in_drafter: the longest sequence of a step decides.
+    if not is_head:
         effect = "while one longer sequence runs, nothing is drafted for its whole batch"
     message = f"{what} {theirs} tokens, {served} are served; {effect}"
     yield Finding(
@@ -154,11 +164,16 @@ def target_length(settings: Settings, target: ModelFacts) -> Iterator[Finding]:
 
 
 def float16_refused(settings: Settings, facts: ModelFacts, where: str) -> Iterator[Finding]:
-    """Model types that vLLM refuses to run in float16 (``_FLOAT16_NOT_SUPPORTED_MODELS``, 0.32, read 2026-11-29)."""
+    """Model types that vLLM refuses to run in float16 (``_FLOAT16_NOT_SUPPORTED_MODELS``, 0.32,
+    read 2026-11-29).
+    """
     types = (facts.model_type, str(facts.text_config.get("model_type")))
     bad = [t for t in types if t in _NO_FLOAT16]
     if bad and settings.models.target_model.dtype in ("half", "float16"):
-        message = f"{facts.path} is of type {bad[0]}, which is numerically unstable in float16; vLLM refuses it"
+        message = (
+            f"{facts.path} is of type {bad[0]}, which is numerically "
+            "unstable in float16; vLLM refuses it"
+        )
         fix = "set models.target_model.dtype: bfloat16"
         yield Finding("dtype-unsupported", "error", where, message, fix)
 
@@ -173,13 +188,13 @@ def stored_dtype(facts: ModelFacts) -> str | None:
 
 
 def _types(settings: Settings, target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:
-    """The draft runs in the target's dtype, and keeps its own quantization whatever the target's is."""
+    """The draft runs in the target's dtype, and keeps its own quantization whatever the target's
+    is.
+    """
     asked, stored = settings.models.target_model.dtype, stored_dtype(draft)
-    runs = (
-        {"half": "float16", "float": "float32"}.get(asked, asked)
-        if asked != "auto"
-        else stored_dtype(target)
-    )
+    runs: str | None = {"half": "float16", "float": "float32"}.get(asked, asked)
+    if asked == "auto":
+        runs = stored_dtype(target)
     if runs and stored and runs != stored:
         message = f"the draft is stored as {stored} and runs as {runs}, the target's dtype"
         yield Finding("draft-dtype", "info", "models.draft_model.dtype", message)
@@ -188,5 +203,8 @@ def _types(settings: Settings, target: ModelFacts, draft: ModelFacts) -> Iterato
         settings.models.draft_model and settings.models.draft_model.quantization
     ) or quant_method(draft.config)
     if ours and ours != theirs:
-        message = f"the target is quantized with {ours}, the draft is {f'with {theirs}' if theirs else f'not ({stored})'}"
+        message = (
+            f"the target is quantized with {ours}, the draft is "
+            f"{f'with {theirs}' if theirs else f'not ({stored})'}"
+        )
         yield Finding("draft-quantization", "info", "models.draft_model.quantization", message)

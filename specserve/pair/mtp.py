@@ -1,6 +1,8 @@
-"""MTP: the proposer is one or more extra layers inside the target's own checkpoint (or a file of their own).
+"""MTP: the proposer is one or more extra layers inside the target's own checkpoint (or a file of
+their own).
 
-How many modules there are, and the rule of multiples, are vLLM's (``config/speculative.py`` 0.32, read 2026-11-29).
+How many modules there are, and the rule of multiples, are vLLM's (``config/speculative.py`` 0.32,
+read 2026-11-29).
 """
 
 from __future__ import annotations
@@ -36,36 +38,55 @@ def modules(facts: ModelFacts) -> int | None:
         for key in _KEYS:
             if type(n := config.get(key)) is int:
                 return n
-    return 1 if facts.model_type in _ONE_BY_DEFAULT else None
+    if facts.model_type in _ONE_BY_DEFAULT:
+        return 1
+    return None
 
 
 def check(carrier: ModelFacts, k: int, where: str) -> Iterator[Finding]:
-    """``carrier`` is the target, or the separate checkpoint of the MTP modules; ``where`` is its config key."""
+    """``carrier`` is the target, or the separate checkpoint of the MTP modules; ``where`` is its
+    config key.
+    """
     n = modules(carrier)
     if not n or n < 1:
-        message = "method mtp needs a checkpoint with MTP modules; its config.json names none (num_nextn_predict_layers ...)"
+        message = (
+            "method mtp needs a checkpoint with MTP modules; its config.json names none "
+            "(num_nextn_predict_layers ...)"
+        )
         fix = "choose another method, or a checkpoint that ships its MTP modules"
         yield Finding("mtp-modules-missing", "error", where, message, fix)
         return
     if carrier.tensors and not _has_weights(carrier):
-        message = f"config.json names {n} MTP module{'s' * (n > 1)}, no tensor of one is there (conversions drop them)"
+        message = (
+            f"config.json names {n} MTP module{'s' * (n > 1)}, no tensor of one "
+            "is there (conversions drop them)"
+        )
         yield Finding("mtp-weights-missing", "error", where, message, "use the original checkpoint")
     if k > n and k % n:
         legal = ", ".join(str(i) for i in [*range(1, n + 1), 2 * n, 3 * n])
-        message = f"num_speculative_tokens is {k}; with {n} MTP modules it must be up to {n} or a multiple of it"
+        message = (
+            f"num_speculative_tokens is {k}; with {n} MTP modules it must "
+            f"be up to {n} or a multiple of it"
+        )
         yield Finding(
             "mtp-multiple", "error", TOKENS, message, f"set {TOKENS} to one of {legal}, ..."
         )
     elif k > n and not carrier.model_type.startswith(_EVERY_MODULE_RUNS):
-        message = f"num_speculative_tokens is {k} and there {'is 1 module' if n == 1 else f'are {n} modules'}"
+        message = (
+            f"num_speculative_tokens is {k} and there "
+            f"{'is 1 module' if n == 1 else f'are {n} modules'}"
+        )
         message += "; it runs several times, and later positions are accepted less"
         yield Finding("mtp-module-reuse", "warning", TOKENS, message, f"measure with {TOKENS}: {n}")
 
 
 def _has_weights(facts: ModelFacts) -> bool:
-    """Whether any tensor belongs to an MTP module: by name, or as a layer behind the model's own."""
+    """Whether any tensor belongs to an MTP module, by its name or as a layer behind the last."""
     layers = facts.text_config.get("num_hidden_layers")
-    own = layers if type(layers) is int else None
+    if type(layers) is int:
+        own = layers
+    else:
+        own = None
     for name in facts.tensors or ():
         if "mtp" in name or "nextn" in name or "eh_proj" in name:
             return True

@@ -1,4 +1,4 @@
-"""Defaults of generation_config.json that do not go with speculation, and what clients would see."""
+"""Defaults of generation_config.json that speculation does not allow, and what clients see."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ _IGNORE = "set engine.extra_args.generation-config: vllm (ignores the checkpoint
 
 
 def check(settings: Settings, target: ModelFacts) -> Iterator[Finding]:
-    """vLLM 0.32 rejects ``min_p`` and ``logit_bias`` per request under speculation (``sampling_params.py``)."""
+    """vLLM 0.32 rejects ``min_p`` and ``logit_bias`` per request under speculation
+    (``sampling_params.py``).
+    """
     defaults = _defaults(settings, target)
     for name in ("min_p", "logit_bias"):
         value = defaults.get(name)
         if value and not (isinstance(value, int | float) and value <= 1e-5):
             message = (
-                f"generation_config.json sets {name}: {value!r} for every request; with speculation the engine "
-                f"answers each one HTTP 400 ('... {name} ... not yet supported with speculative decoding')"
+                f"generation_config.json sets {name}: {value!r} for every request; with "
+                f"speculation the engine "
+                f"answers each one HTTP 400 ('... {name} ... not yet supported with speculative "
+                f"decoding')"
             )
             yield Finding("sampling-rejected", "error", _WHERE, message[:500], _IGNORE)
     temperature = defaults.get("temperature")
@@ -37,8 +41,14 @@ def check(settings: Settings, target: ModelFacts) -> Iterator[Finding]:
         and isinstance(temperature, int | float)
         and temperature >= HIGH_TEMPERATURE
     ):
-        message = f"the default temperature is {temperature} and drafting is greedy; fewer drafts are accepted than at 0"
-        fix = "measure at this temperature, or set speculative_decoding.draft_sample_method: probabilistic"
+        message = (
+            f"the default temperature is {temperature} and drafting is greedy; "
+            "fewer drafts are accepted than at 0"
+        )
+        fix = (
+            "measure at this temperature, or set speculative_decoding.draft_sample_method: "
+            "probabilistic"
+        )
         yield Finding("sampling-temperature", "warning", _WHERE, message, fix)
 
 

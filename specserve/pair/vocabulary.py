@@ -23,7 +23,9 @@ SAMPLE = (
     "مرحبا بالعالم، كيف حالك؟ שלום עולם. नमस्ते दुनिया। สวัสดีชาวโลก",
     "E = mc², ∑ᵢ xᵢ ≥ 0, 🙂👩‍🚀, a\u0301 ﬁ ½ \u00a0\u200b \r\n\t  trailing  ",
 )
-"""What both tokenizers encode: prose, code, accents, Cyrillic, Greek, CJK, right-to-left, symbols, white space."""
+"""What both tokenizers encode: prose, code, accents, Cyrillic, Greek, CJK, right-to-left, symbols,
+white space.
+"""
 
 Relation = Literal["identical", "added", "different"]
 _ROLES = ("bos_token", "eos_token", "pad_token")
@@ -84,7 +86,10 @@ def compare(target: Tokenizer, draft: Tokenizer) -> Comparison:
     )
     same_rules = target.kind == draft.kind and bool(target.rules) and not rules
     needless = count or same_rules  # the sample would only repeat what the maps already say
-    differs_at, not_encoded = (None, None) if needless else _sample(target, draft)
+    if needless:
+        differs_at, not_encoded = (None, None)
+    else:
+        differs_at, not_encoded = _sample(target, draft)
     return Comparison(
         target.size,
         draft.size,
@@ -166,10 +171,13 @@ def _encoded(tokenizer: Tokenizer) -> list[list[int]]:
 def overlap_ratio(target: Tokenizer, draft: Tokenizer) -> float | None:
     """Part of the draft's tokens that the target has too, after space marks are made equal.
 
-    vLLM's ``vocab_mapping.py`` (0.32, read 2026-11-29) makes the same intersection. None for an empty vocabulary.
+    vLLM's ``vocab_mapping.py`` (0.32, read 2026-11-29) makes the same intersection. None for an
+    empty vocabulary.
     """
     shared = _normalised(target), _normalised(draft)
-    return len(shared[0] & shared[1]) / len(shared[1]) if shared[1] else None
+    if shared[1]:
+        return len(shared[0] & shared[1]) / len(shared[1])
+    return None
 
 
 def _normalised(tokenizer: Tokenizer) -> set[str]:
@@ -197,7 +205,8 @@ def check(
 ) -> Verdict:
     """Every finding about the two vocabularies.
 
-    A head (EAGLE and alike) often ships no tokenizer; then its vocabulary is known from its shapes alone.
+    A head (EAGLE and alike) often ships no tokenizer; then its vocabulary is known from its shapes
+    alone.
     """
     ours, problems = _open(target, "models.target_model.path")
     theirs, more = _open(draft, DRAFT)
@@ -205,8 +214,9 @@ def check(
     if is_head and theirs is None:
         return Verdict(tuple(p for p in problems if p.code != "tokenizer-missing"))
     if ours is None or theirs is None:
-        sizes = _sizes(target, draft, None) if not heterogeneous else ()
-        return Verdict((*problems, *sizes))
+        if heterogeneous:
+            return Verdict(tuple(problems))
+        return Verdict((*problems, *_sizes(target, draft, None)))
     try:
         if heterogeneous:
             return _heterogeneous(target, draft, ours, theirs, floor)
@@ -226,7 +236,10 @@ def _open(facts: ModelFacts, where: str) -> tuple[Tokenizer | None, list[Finding
     try:
         tokenizer = tokenizer_files.load(facts)
     except MissingLibrary as e:
-        message = f"the tokenizer needs the {e} library, which is not installed; the vocabulary was not compared"
+        message = (
+            f"the tokenizer needs the {e} library, which is not installed; "
+            "the vocabulary was not compared"
+        )
         fix = "pip install 'specserve[vocab]'"
         return None, [Finding("tokenizer-unreadable", "warning", where, message, fix)]
     except Corrupt as e:
@@ -253,7 +266,9 @@ def _unreadable(where: str, reason: str) -> Finding:
 def vocab_size(facts: ModelFacts) -> int | None:
     """``vocab_size`` of the language model; None when config.json has none."""
     n = facts.text_config.get("vocab_size", facts.config.get("vocab_size"))
-    return n if type(n) is int and n > 0 else None
+    if type(n) is int and n > 0:
+        return n
+    return None
 
 
 def _sizes(
@@ -262,7 +277,10 @@ def _sizes(
     ours, theirs = vocab_size(target), vocab_size(draft)
     if ours is None or theirs is None or ours == theirs:
         return
-    fix = "use a draft of the same vocab_size, or set speculative_decoding.use_heterogeneous_vocab: true"
+    fix = (
+        "use a draft of the same vocab_size, or set "
+        "speculative_decoding.use_heterogeneous_vocab: true"
+    )
     head = f"config.json says vocab_size {ours} for the target and {theirs} for the draft"
     if comparison is not None and comparison.relation in ("identical", "added"):
         message = (
@@ -279,16 +297,21 @@ def _tokens(comparison: Comparison) -> Iterator[Finding]:
             f"{i}: {_quote(a)} / {_quote(b)}" for i, a, b in comparison.ordinary_differences
         )
         message = (
-            f"{comparison.ordinary_difference_count} ids mean different tokens (target / draft: {shown}); "
+            f"{comparison.ordinary_difference_count} ids mean different tokens (target / draft: "
+            f"{shown}); "
             "every id must mean the same to both"
         )
-        fix = "use a draft of the target's own family, or set speculative_decoding.use_heterogeneous_vocab: true"
+        fix = (
+            "use a draft of the target's own family, or set "
+            "speculative_decoding.use_heterogeneous_vocab: true"
+        )
         yield Finding("vocab-tokens", "error", DRAFT, message, fix)
     elif comparison.added_differences:
         listed = ", ".join(comparison.added_differences[:_MAX_LISTED])
         more = len(comparison.added_differences) - _MAX_LISTED
         message = (
-            f"ordinary tokens are identical, added tokens differ: {listed}{f' and {more} more' if more > 0 else ''}; "
+            f"ordinary tokens are identical, added tokens differ: "
+            f"{listed}{f' and {more} more' if more > 0 else ''}; "
             "the draft cannot propose them"
         )
         yield Finding(
@@ -301,7 +324,9 @@ def _tokens(comparison: Comparison) -> Iterator[Finding]:
 
 
 def _quote(token: str | None) -> str:
-    return "nothing" if token is None else repr(token[:40])
+    if token is None:
+        return "nothing"
+    return repr(token[:40])
 
 
 def _rules(comparison: Comparison) -> Iterator[Finding]:
@@ -313,7 +338,10 @@ def _rules(comparison: Comparison) -> Iterator[Finding]:
         return
     parts = ", ".join(comparison.rule_differences) or "the tokenizers' rules"
     if comparison.not_encoded:
-        message = f"the maps are identical; the sample text was not encoded with both: {comparison.not_encoded}"
+        message = (
+            "the maps are identical; the sample text was not encoded with "
+            f"both: {comparison.not_encoded}"
+        )
         yield Finding("tokenizer-rules", "info", DRAFT, message)
         return
     if comparison.sample_differs_at is None:
@@ -323,7 +351,10 @@ def _rules(comparison: Comparison) -> Iterator[Finding]:
         yield Finding("tokenizer-rules", "info", DRAFT, message)
         return
     line = SAMPLE[comparison.sample_differs_at][:30]
-    message = f"the maps are identical, {parts} differ: {line!r}... encodes to other ids; the draft saw text split otherwise"
+    message = (
+        f"the maps are identical, {parts} differ: {line!r}... encodes to other "
+        "ids; the draft saw text split otherwise"
+    )
     yield Finding(
         "tokenizer-rules", "warning", DRAFT, message, "use the draft that was made for this target"
     )
@@ -342,7 +373,10 @@ def _special(target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:
     if theirs_stop and set(ours_stop) - set(theirs_stop):
         differences.append(f"stop ids {ours_stop} / {theirs_stop}")
     if differences:
-        message = f"special tokens differ (target / draft): {'; '.join(differences)}; the draft ends its turns otherwise"
+        message = (
+            f"special tokens differ (target / draft): {'; '.join(differences)}; "
+            "the draft ends its turns otherwise"
+        )
         fix = "use a draft tuned with the target's chat format"
         yield Finding("special-tokens", "warning", DRAFT, message, fix)
     if (
@@ -358,8 +392,13 @@ def _special(target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:
 
 
 def _text(token: Any) -> str | None:
-    value = token.get("content") if isinstance(token, Mapping) else token
-    return value if isinstance(value, str) else None
+    if isinstance(token, Mapping):
+        value = token.get("content")
+    else:
+        value = token
+    if isinstance(value, str):
+        return value
+    return None
 
 
 def stop_ids(facts: ModelFacts) -> list[int]:
@@ -368,7 +407,10 @@ def stop_ids(facts: ModelFacts) -> list[int]:
         facts.generation_config.get("eos_token_id"),
         facts.text_config.get("eos_token_id"),
     ):
-        ids = value if isinstance(value, list) else [value]
+        if isinstance(value, list):
+            ids = value
+        else:
+            ids = [value]
         if found := sorted({i for i in ids if type(i) is int}):
             return found
     return []
@@ -380,13 +422,19 @@ def _heterogeneous(
     ratio, where = overlap_ratio(ours, theirs), "speculative_decoding.use_heterogeneous_vocab"
     found = []
     if ratio is not None and ratio < floor:
-        message = f"target and draft share {percent(ratio)} of the draft's tokens; must be at least {percent(floor)}"
+        message = (
+            f"target and draft share {percent(ratio)} of the draft's tokens; "
+            f"must be at least {percent(floor)}"
+        )
         fix = (
             "use a draft of a closer family, or lower speculative_decoding.min_vocab_overlap_ratio"
         )
         found.append(Finding("vocab-overlap", "error", where, message, fix))
     elif ratio is not None and ratio < 0.9:
-        message = f"target and draft share {percent(ratio)} of the draft's tokens; the rest can never be drafted"
+        message = (
+            f"target and draft share {percent(ratio)} of the draft's "
+            "tokens; the rest can never be drafted"
+        )
         found.append(
             Finding(
                 "vocab-overlap", "warning", where, message, "measure acceptance before rolling out"
@@ -394,7 +442,10 @@ def _heterogeneous(
         )
     for facts, name in ((target, "target"), (draft, "draft")):
         if not any(_text(facts.tokenizer_config.get(role)) for role in ("unk_token", "eos_token")):
-            message = f"the {name}'s tokenizer_config.json names neither unk_token nor eos_token; vLLM needs one to map to"
+            message = (
+                f"the {name}'s tokenizer_config.json names neither unk_token nor "
+                "eos_token; vLLM needs one to map to"
+            )
             found.append(
                 Finding(
                     "vocab-no-fallback",

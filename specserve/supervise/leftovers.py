@@ -240,7 +240,10 @@ def _taken(folder: Path, key: str, host: str, port: int, error: OSError) -> Prob
             f"--set {key}=N with a free port, or end that process",
         )
     return Problem(
-        f"cannot listen on {host}: {error.strerror}; it must be an address of this machine and a port you may use",
+        (
+            f"cannot listen on {host}: {error.strerror}; it must be an address of "
+            "this machine and a port you may use"
+        ),
         where,
         fix=f"set {key.removesuffix('port')}host and {key}",
     )
@@ -293,14 +296,18 @@ def _members(record: Record) -> tuple[int, ...]:
 
 def _words(leftover: Leftover) -> str:
     pids = ", ".join(map(str, leftover.pids))
-    return f"pid {pids} (engine of specserve pid {leftover.record.supervisor}, port {leftover.record.port})"
+    return (
+        f"pid {pids} (engine of specserve pid "
+        f"{leftover.record.supervisor}, port {leftover.record.port})"
+    )
 
 
 def _left_behind(leftover: Leftover) -> Problem:
     record = leftover.record
     rows = [(f"pid {pid}", _command(pid)) for pid in leftover.pids]
     return Problem(
-        f"specserve pid {record.supervisor} is gone and its engine still runs on port {record.port}; "
+        f"specserve pid {record.supervisor} is gone and its engine still runs on port "
+        f"{record.port}; "
         "it holds memory and must end first",
         where="left behind",
         facts=(*rows, ("log", record.log)),
@@ -310,7 +317,10 @@ def _left_behind(leftover: Leftover) -> Problem:
 
 def _stuck(leftover: Leftover, pids: Sequence[int]) -> Problem:
     return Problem(
-        f"pid {', '.join(map(str, pids))} did not end after SIGKILL, as a process does that hangs in a driver call",
+        (
+            f"pid {', '.join(map(str, pids))} did not end after SIGKILL, as a "
+            "process does that hangs in a driver call"
+        ),
         where="left behind",
         facts=tuple((f"pid {pid}", _command(pid)) for pid in leftover.pids),
         fix="nvidia-smi; a GPU reset or a reboot ends such a process",

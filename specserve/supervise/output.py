@@ -18,7 +18,8 @@ LOG_BYTES = 10 * 1024**2
 
 _log = logging.getLogger("specserve.engine")
 _TROUBLE = re.compile(
-    r"(\([^()]*pid=\d+\) )?(?P<level>WARNING|ERROR|CRITICAL):? +(\d\d-\d\d [\d:]{8} )?(\[[^\]]*\] )?(?P<text>.*)"
+    r"(\([^()]*pid=\d+\) )?(?P<level>WARNING|ERROR|"
+    r"CRITICAL):? +(\d\d-\d\d [\d:]{8} )?(\[[^\]]*\] )?(?P<text>.*)"
 )
 REMEMBERED = 1000
 """Messages after which repetitions are no longer noticed."""
@@ -38,7 +39,10 @@ class EngineLog:
                 self._handler.doRollover()  # the run before this one
         except OSError as error:
             raise ConfigError(
-                f"cannot be written ({error.strerror}); the engine's log must be a file that you may write",
+                (
+                    f"cannot be written ({error.strerror}); the engine's log "
+                    "must be a file that you may write"
+                ),
                 where=str(path),
                 fix="--engine-log FILE",
             ) from error
@@ -80,7 +84,8 @@ class Troubles:
         >>> troubles = Troubles()
         >>> troubles.of("(EngineCore pid=7) WARNING 11-29 22:00:00 [x.py:1] slow")
         'warning: slow'
-        >>> troubles.of("(Worker pid=8) WARNING 11-29 22:00:01 [x.py:1] slow"), troubles.of("INFO: no ERROR here")
+        >>> (troubles.of("(Worker pid=8) WARNING 11-29 22:00:01 [x.py:1] slow"),
+        ...  troubles.of("INFO: no ERROR here"))
         ('', None)
         """
         match = _TROUBLE.match(line)

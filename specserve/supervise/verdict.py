@@ -38,7 +38,10 @@ def judge(machine: Lifecycle, end: End, limits: Limits) -> None:
     if machine.stopped_from is State.STARTING and machine.was_ready:
         # The last lines are those of a restart.
         raise EngineLost(
-            f"{machine.cause}, after it had been ready; {machine.stop_signal} came before it was ready again",
+            (
+                f"{machine.cause}, after it had been ready; "
+                f"{machine.stop_signal} came before it was ready again"
+            ),
             where="engine",
             fix=f"read {end.log}",
         )

@@ -179,6 +179,28 @@ def test_each_danger_has_one_home(pattern: str) -> None:
     assert strays == []
 
 
+def test_one_thought_a_line() -> None:
+    """In 1,000 lines at most 12 conditional and 4 assignment expressions; lines of at most 100."""
+    texts = [path.read_text() for path in MODULES]
+    nodes = [node for text in texts for node in ast.walk(ast.parse(text))]
+    lines = [line for text in texts for line in text.splitlines()]
+    thousands = len(lines) / 1000
+    assert sum(isinstance(node, ast.IfExp) for node in nodes) / thousands <= 12
+    assert sum(isinstance(node, ast.NamedExpr) for node in nodes) / thousands <= 4
+    assert [line for line in lines if len(line) > 100] == []
+
+
+def test_class_names_are_unique() -> None:
+    """A class name means one thing in the whole package."""
+    names = [
+        node.name
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
 def test_no_drawer_modules() -> None:
     """No module is a drawer for whatever has no name."""
     drawers = {"utils", "util", "helpers", "helper", "common", "misc", "manager"}

@@ -90,7 +90,10 @@ def greedy_reason(gaps: Sequence[float]) -> str | None:
     clear = sum(gap > CLEAR_GAP_NATS for gap in gaps)
     if clear < CLEAR_GAPS:
         return None
-    return f"greedy text is not the target's: {clear} of {len(gaps)} tokens are clearly not its first choice"
+    return (
+        f"greedy text is not the target's: {clear} of {len(gaps)} tokens "
+        "are clearly not its first choice"
+    )
 
 
 def gaps(
@@ -148,7 +151,8 @@ def looping(text: str) -> str | None:
     """The character or short piece that a whole text repeats, six times at least; None for a text
     that goes on.
 
-    >>> looping("!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!"), looping("one, two, three, four, five, six, seven")
+    >>> (looping("!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!"), looping("one, two, three, four, five, six, "
+    ...  "seven"))
     ('!', None)
     >>> looping("the the the the the the the")
     'the '
@@ -161,7 +165,8 @@ def looping(text: str) -> str | None:
 def is_other_script(text: str) -> bool:
     """Whether most letters are not Latin ones, as they are in the answer to an English prompt.
 
-    >>> is_other_script(" four, five, six"), is_other_script("\u56db\uff0c\u4e94, six"), is_other_script("4, 5")
+    >>> (is_other_script(" four, five, six"), is_other_script("\u56db\uff0c\u4e94, six"),
+    ...  is_other_script("4, 5"))
     (False, False, False)
     >>> is_other_script("\u56db\uff0c\u4e94\uff0c\u516d")
     True

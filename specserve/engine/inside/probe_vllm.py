@@ -282,7 +282,8 @@ def main() -> None:
     """Answer every question, write the answers as JSON. Half of the time would go into collecting
     garbage while vLLM is imported, and into taking it apart at the end."""
     gc.disable()
-    import vllm.engine.arg_utils  # noqa: F401 - a vLLM that fails here is broken, not merely another version
+    # A vLLM that fails here is broken, not merely another version.
+    import vllm.engine.arg_utils  # noqa: F401
 
     answers: dict[str, Any] = {}
     unanswered: dict[str, str] = {}

@@ -50,15 +50,20 @@ _LINE = re.compile(r"specserve repair (?P<name>[a-z0-9-]+): (?P<outcome>applied|
 def available_repairs() -> Mapping[str, str]:
     """Repairs that ``engine.repairs`` may name -> what each one repairs."""
     return {
-        CPU_SPECULATIVE_SAMPLING: "sampled text under speculation on the CPU engine (vllm-project/vllm#55005)",
-        CPU_YIELDING: "other programs that stand still beside the CPU engine, for up to a minute and more",
+        CPU_SPECULATIVE_SAMPLING: (
+            "sampled text under speculation on the CPU engine (vllm-project/vllm#55005)"
+        ),
+        CPU_YIELDING: (
+            "other programs that stand still beside the CPU engine, for up to a minute and more"
+        ),
     }
 
 
 def applied_in(lines: Iterable[str]) -> tuple[str, ...]:
     """The repairs that an engine's log says are in force, each once.
 
-    >>> applied_in(["(Worker pid=7) INFO [repairs.py:60] specserve repair cpu-speculative-sampling: applied"])
+    >>> line = "(Worker) INFO [repairs.py:60] specserve repair cpu-speculative-sampling: applied"
+    >>> applied_in([line])
     ('cpu-speculative-sampling',)
     """
     found = (match for line in lines if (match := _LINE.search(line)))
@@ -101,7 +106,10 @@ def repair_cpu_speculative_sampling() -> str | None:
         _rebind(stand_in)
     if broken or guarded:
         return "applied"
-    return f"not applied: this vLLM {'has no such stand-in' if stand_in is None else 'does not have the defect'}"
+    return (
+        "not applied: this vLLM "
+        f"{'has no such stand-in' if stand_in is None else ('does not have the defect')}"
+    )
 
 
 def shows_defect(stand_in: Callable[..., None]) -> bool:

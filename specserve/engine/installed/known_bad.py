@@ -1,4 +1,6 @@
-"""Known-bad combinations: a dated data file, and the features of a configuration it is held against."""
+"""Known-bad combinations: a dated data file, and the features of a configuration it is held
+against.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,10 @@ class Entry:
         return f"known-bad-{self.id}"
 
     def applies(self, method: str, features: frozenset[str], version: str) -> bool:
-        """Whether method, features and version are all in its range. A version without numbers is in none."""
+        """Whether method, features and version are all in its range.
+
+        A version without numbers is in none.
+        """
         number = release(version)
         return (
             bool(number)
@@ -162,8 +167,14 @@ def _of_models(
 
 
 def _short_context(settings: Settings, target: ModelFacts | None, draft: ModelFacts | None) -> bool:
-    own = native_length(draft) if draft else None
-    served = match.served_length(settings, target) if target else settings.engine.max_model_len
+    if draft:
+        own = native_length(draft)
+    else:
+        own = None
+    if target:
+        served = match.served_length(settings, target)
+    else:
+        served = settings.engine.max_model_len
     return own is not None and served is not None and own < served
 
 
@@ -180,7 +191,10 @@ def _is_producer(value: Any) -> bool:
 
 def _sequence_parallel_misfit(settings: Settings, extra: Mapping[str, Any]) -> bool:
     compilation = extra.get("compilation-config")
-    passes = compilation.get("pass_config") if isinstance(compilation, Mapping) else None
+    if isinstance(compilation, Mapping):
+        passes = compilation.get("pass_config")
+    else:
+        passes = None
     on = isinstance(passes, Mapping) and any(
         passes.get(k) for k in ("enable_sp", "enable_sequence_parallelism")
     )

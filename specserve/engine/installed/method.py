@@ -1,8 +1,9 @@
 """The method and the model runner that vLLM will end up with, by its own rules.
 
-``SpeculativeConfig.__post_init__`` does not take the configured method on trust: the draft's path and its
-``model_type`` can overrule it, in silence. The order of its rules was read in 0.32 (``vllm/config/speculative.py``,
-2026-11-29); the lists they use are asked from the installed version.
+``SpeculativeConfig.__post_init__`` does not take the configured method on trust: the draft's path
+and its ``model_type`` can overrule it, in silence. The order of its rules was read in 0.32
+(``vllm/config/speculative.py``, 2026-11-29); the lists they use are asked from the installed
+version.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ def predict(
         return _dspark_of(target, engine)
     if method in WITHOUT_DRAFT or method in KEPT:
         return Predicted(method, "vLLM takes it as configured")
-    facts = draft if settings.uses_draft_model else target
+    if settings.uses_draft_model:
+        facts = draft
+    else:
+        facts = target
     if facts is None:
         return None
     return (
@@ -59,7 +63,7 @@ def predict(
 
 
 def _dspark_of(target: ModelFacts | None, engine: EngineFacts | None) -> Predicted | None:
-    """DSpark without a draft path: vLLM loads the target again, as a DeepSeek draft whatever it is."""
+    """DSpark without a draft path: vLLM loads the target again, always as a DeepSeek draft."""
     if target is None or engine is None or release(engine.installed.version) >= _DSPARK_READ_UNTIL:
         return None
     names = set(target.architectures)
@@ -113,10 +117,16 @@ def _by_type(
         return Predicted("mtp", f"vLLM reads its model_type '{model_type}' as '{mtp}'")
     if method == "draft_model":
         return Predicted("draft_model", "vLLM takes it as configured")
-    whose = "the target" if own else "the draft"
+    if own:
+        whose = "the target"
+    else:
+        whose = "the draft"
     return Predicted(
         None,
-        f"{whose} (model_type '{model_type}') is nothing that {engine.installed} can run as {method}",
+        (
+            f"{whose} (model_type '{model_type}') is nothing that "
+            f"{engine.installed} can run as {method}"
+        ),
     )
 
 
@@ -152,18 +162,19 @@ def runner(
     """The runner that will be live; None where this vLLM did not say how it chooses."""
     forced = {**environ, **settings.engine.env}.get("VLLM_USE_V2_MODEL_RUNNER")
     if forced is not None:
-        name = "v2" if forced.strip().lower() in ("1", "true") else "v1"
+        if forced.strip().lower() in ("1", "true"):
+            name = "v2"
+        else:
+            name = "v1"
         return Runner(name, f"VLLM_USE_V2_MODEL_RUNNER={forced}", forced=True)
     if engine is None or not engine.runner_refusals:
         return None
     if engine.has_triton is False:
         return Runner("v1", "Model Runner V2 needs Triton, which is not there")
     refusals = v2_refusals(settings, engine)
-    return (
-        Runner("v1", f"Model Runner V2 does not support {', '.join(refusals)}")
-        if refusals
-        else Runner("v2", "default")
-    )
+    if refusals:
+        return Runner("v1", f"Model Runner V2 does not support {', '.join(refusals)}")
+    return Runner("v2", "default")
 
 
 def v2_refusals(settings: Settings, engine: EngineFacts) -> tuple[str, ...]:

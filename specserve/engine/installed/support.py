@@ -1,4 +1,6 @@
-"""What the installed vLLM will do with this configuration: method, classes, flags, runner, known defects."""
+"""What the installed vLLM will do with this configuration: method, classes, flags, runner, known
+defects.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ def findings(
 ) -> list[Finding]:
     """Everything this vLLM would refuse, do otherwise than configured, or is known to do wrong.
 
-    ``shm_bytes`` is the size of /dev/shm; None does not look at it. What could not be asked is not judged.
+    ``shm_bytes`` is the size of /dev/shm; None does not look at it. What could not be asked is not
+    judged.
     """
     env = environ or {}
     found = [*_environment(settings, engine, env), *_shared_memory(settings, shm_bytes)]
@@ -103,7 +106,10 @@ def _known(
             "architecture-fallback",
             "warning",
             where,
-            f"{engine.installed} has no class of its own for {', '.join(names)}; it falls back to Transformers' code",
+            (
+                f"{engine.installed} has no class of its own for {', '.join(names)}; "
+                "it falls back to Transformers' code"
+            ),
             "measure it before rolling out, or install a newer vLLM",
         )
         return
@@ -111,7 +117,10 @@ def _known(
         "architecture-unsupported",
         "error",
         where,
-        f"{engine.installed} cannot load {', '.join(names)}; it must be an architecture that this version knows",
+        (
+            f"{engine.installed} cannot load {', '.join(names)}; it must be an "
+            "architecture that this version knows"
+        ),
         "install a newer vLLM, or choose another checkpoint",
     )
 
@@ -119,7 +128,8 @@ def _known(
 def draft_architectures(
     settings: Settings, draft: ModelFacts, engine: EngineFacts
 ) -> tuple[str, ...]:
-    """The classes vLLM will ask for: it renames those of heads (``transformers_utils/configs/eagle.py``, 0.32).
+    """The classes vLLM will ask for: it renames those of heads
+    (``transformers_utils/configs/eagle.py``, 0.32).
 
     Empty where the name cannot be foretold: speculators' own format, and MTP types.
     """
@@ -130,7 +140,9 @@ def draft_architectures(
         return ()
     if prefix := _HEAD_PREFIXES.get(method):
         return tuple(n if _is_head(n, prefix) else f"{prefix}{n}" for n in names)
-    return names if method == "draft_model" and mtp_type(draft, engine) is None else ()
+    if method == "draft_model" and mtp_type(draft, engine) is None:
+        return names
+    return ()
 
 
 def _is_head(name: str, prefix: str) -> bool:
@@ -151,7 +163,10 @@ def _method(
             "method-unsupported",
             "error",
             "speculative_decoding.method",
-            f"{engine.installed} has no method '{method}'; it must be one of {', '.join(sorted(engine.methods))}",
+            (
+                f"{engine.installed} has no method '{method}'; it must be one of "
+                f"{', '.join(sorted(engine.methods))}"
+            ),
             "install a newer vLLM, or choose another method",
         )
         return
@@ -160,17 +175,26 @@ def _method(
             "method-unsupported",
             "error",
             "speculative_decoding.method",
-            f"{engine.installed} cannot give the hidden states of a {name} to a draft; method '{method}' reads them",
+            (
+                f"{engine.installed} cannot give the hidden states of a {name} to a "
+                f"draft; method '{method}' reads them"
+            ),
             "install a newer vLLM, or choose method ngram, suffix or draft_model",
         )
     predicted = predict(settings, target, draft, engine)
     if predicted is None or predicted.method == method:
         return
-    whose = "the draft" if settings.uses_draft_model else "the target"
+    if settings.uses_draft_model:
+        whose = "the draft"
+    else:
+        whose = "the target"
     if predicted.method is None:
         message, fix = predicted.because, "choose the method this checkpoint was made for"
     else:
-        message = f"vLLM would run method '{predicted.method}' ({whose}: {predicted.because}), not '{method}'"
+        message = (
+            f"vLLM would run method '{predicted.method}' ({whose}: "
+            f"{predicted.because}), not '{method}'"
+        )
         fix = f"set speculative_decoding.method: {predicted.method}"
         if "path" in predicted.because:
             fix += ", or move the checkpoint to a folder whose path does not say so"
@@ -180,14 +204,19 @@ def _method(
 def _without_hidden_states(
     method: str | None, target: ModelFacts | None, draft: ModelFacts | None, engine: EngineFacts
 ) -> str | None:
-    """The target's class, if it cannot do what EAGLE3 and DFlash need. vLLM finds out after both are loaded
-    (``gpu_model_runner.py`` of 0.32). An EAGLE3 head may say that it does without."""
-    own = draft.config.get("eagle_config") if draft else None
+    """The target's class, if it cannot do what EAGLE3 and DFlash need. vLLM finds out after both
+    are loaded (``gpu_model_runner.py`` of 0.32). An EAGLE3 head may say that it does without."""
+    if draft:
+        own = draft.config.get("eagle_config")
+    else:
+        own = None
     needless = isinstance(own, Mapping) and own.get("use_aux_hidden_state") is False
     if target is None or method not in ("eagle3", "dflash") or needless:
         return None
     names = set(target.architectures)
-    return min(names) if names and names <= engine.without_eagle3 else None
+    if names and names <= engine.without_eagle3:
+        return min(names)
+    return None
 
 
 def _runner(
@@ -206,7 +235,10 @@ def _runner(
             "model-runner",
             "error",
             "VLLM_USE_V2_MODEL_RUNNER",
-            f"{live.because} forces Model Runner {live.name.upper()}, which does not support {', '.join(refused)}",
+            (
+                f"{live.because} forces Model Runner {live.name.upper()}, which does "
+                f"not support {', '.join(refused)}"
+            ),
             "unset VLLM_USE_V2_MODEL_RUNNER, so that vLLM chooses the runner",
         )
     elif not live.forced and refused:
@@ -214,7 +246,8 @@ def _runner(
             "model-runner",
             "error",
             "speculative_decoding.method",
-            f"the engine runs Model Runner {live.name.upper()} ({live.because}), which does not support "
+            f"the engine runs Model Runner {live.name.upper()} ({live.because}), which does not "
+            f"support "
             f"{', '.join(refused)}",
             "choose another method",
         )
@@ -242,7 +275,8 @@ def _requirements(settings: Settings, has_module: Callable[[str], bool]) -> Iter
             "synthetic-acceptance",
             "error",
             "speculative_decoding.extra_config.rejection_sample_method",
-            "'synthetic' accepts tokens at a set rate, whatever the target thinks of them: it is for measurements and "
+            "'synthetic' accepts tokens at a set rate, whatever the target thinks of them: it is "
+            "for measurements and "
             "its text is wrong",
             "remove it, or set it to standard or block",
         )
@@ -258,8 +292,12 @@ def extra_slots(settings: Settings) -> int:
     if method == "dflash":
         return k
     if spec.parallel_drafting or method == "dspark":
-        return k if method == "draft_model" else k - 1
-    return 1 if method == "draft_model" else 0
+        if method == "draft_model":
+            return k
+        return k - 1
+    if method == "draft_model":
+        return 1
+    return 0
 
 
 def _step_budget(settings: Settings, default_seqs: int | None) -> Iterator[Finding]:
@@ -274,7 +312,10 @@ def _step_budget(settings: Settings, default_seqs: int | None) -> Iterator[Findi
             "step-budget",
             "error",
             where,
-            f"{tokens} tokens per step leave nothing beside the {extra} that drafting takes; vLLM refuses that",
+            (
+                f"{tokens} tokens per step leave nothing beside the {extra} that "
+                "drafting takes; vLLM refuses that"
+            ),
             f"set engine.max_num_batched_tokens to {extra + 1} or more",
         )
         return
@@ -289,7 +330,10 @@ def _step_budget(settings: Settings, default_seqs: int | None) -> Iterator[Findi
             where,
             f"{seqs} sequences take {full} of {tokens} tokens in a step, so prefill gets "
             f"{max(0, tokens - full)}; prompts would wait",
-            f"set engine.max_num_batched_tokens to {-(-full * 4 // 3)} or more, or lower engine.max_num_seqs",
+            (
+                f"set engine.max_num_batched_tokens to {-(-full * 4 // 3)} or "
+                "more, or lower engine.max_num_seqs"
+            ),
         )
 
 
@@ -304,27 +348,38 @@ def _shared_memory(settings: Settings, shm_bytes: int | None) -> Iterator[Findin
             "error",
             "/dev/shm",  # noqa: S108
             f"{size(shm_bytes)} for {workers} workers; must be at least {size(MIN_SHM_BYTES)}",
-            "docker run --shm-size=2g ...   # Kubernetes: an emptyDir with medium: Memory at /dev/shm",
+            (
+                "docker run --shm-size=2g ...   # Kubernetes: an emptyDir with medium: Memory at "
+                "/dev/shm"
+            ),
         )
 
 
 def _environment(
     settings: Settings, engine: EngineFacts | None, environ: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Variables of vLLM's that Kubernetes made, or that this version does not read, and a key that only it knows."""
+    """Variables of vLLM's that Kubernetes made, or that this version does not read, and a key that
+    only it knows.
+    """
     if unknown := environment.unknown_key(settings, environ):
         yield _finding("api-key-unknown", unknown)
     merged = {**environ, **settings.engine.env}
     for name in sorted(merged):
         if not name.startswith("VLLM_"):
             continue
-        where = f"engine.env.{name}" if name in settings.engine.env else name
+        if name in settings.engine.env:
+            where = f"engine.env.{name}"
+        else:
+            where = name
         if merged[name].startswith("tcp://"):
             yield Finding(
                 "kubernetes-service-variable",
                 "error",
                 where,
-                f"it is {merged[name]}: Kubernetes made it for a Service named 'vllm', and vLLM reads it as its own",
+                (
+                    f"it is {merged[name]}: Kubernetes made it for a Service named "
+                    "'vllm', and vLLM reads it as its own"
+                ),
                 "set enableServiceLinks: false in the pod, or rename the Service",
             )
         elif _SERVICE_LINK.fullmatch(name):
@@ -337,8 +392,12 @@ def _environment(
 
 def _unknown_variable(name: str, where: str, engine: EngineFacts) -> Finding:
     near = flags.nearest(name, engine.environment_names)
-    hint = f"; did you mean '{near}'?" if near else ""
-    fix = f"rename it to {near}" if near else f"unset {name}"
+    if near:
+        hint = f"; did you mean '{near}'?"
+        fix = f"rename it to {near}"
+    else:
+        hint = ""
+        fix = f"unset {name}"
     return Finding(
         "environment-unknown", "warning", where, f"{engine.installed} does not read it{hint}", fix
     )

@@ -47,7 +47,8 @@ class Sign:
 
 
 _PREFIX = re.compile(
-    r"^(\((?:[\w@.-]+ )?pid=\d+\) ?)?((?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?)?"
+    r"^(\((?:[\w@.-]+ )?pid=\d+\) ?)?((?:DEBUG|INFO|WARNING|ERROR|"
+    r"CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?)?"
 )
 """``(EngineCore pid=7) ERROR 11-29 22:48:01 [core.py:1510]``: who said it and when."""
 
@@ -100,7 +101,8 @@ _OOM_ELSE = (
 )
 _ERROR = re.compile(r"^(?:[\w.]+\.)?(?P<kind>[A-Z]\w*(?:Error|Exception|Refused)): (?P<why>.+)$")
 _FOLLOWS = re.compile(
-    r"See (?:root cause above|stack trace for)|EngineDeadError|Engine core initialization failed|SystemExit"
+    r"See (?:root cause above|stack trace for)|EngineDeadError|Engine core initialization failed|"
+    r"SystemExit"
 )
 
 

@@ -15,22 +15,28 @@ from specserve.units import GIB
 
 _PHASES = {
     "importing": (
-        r"Initializing an? V1 LLM engine|non-default args|Resolved architecture|Automatically detected platform|"
+        r"Initializing an? V1 LLM engine|non-default args|Resolved architecture|"
+        r"Automatically detected platform|"
         r"Using max model len|[Cc]hunked prefill is enabled"
     ),
     "loading target weights": (
-        r"Starting to load model|Loading model from scratch|Loading safetensors|Loading weights took|"
+        r"Starting to load model|Loading model from scratch|Loading safetensors|"
+        r"Loading weights took|"
         r"Model loading took|Loading pt checkpoint"
     ),
-    "loading draft": r"Loading draft(?:er)? model|Detected EAGLE|Detected MTP|Sharing target model|Loading speculator",
+    "loading draft": r"Loading draft(?:er)? model|Detected EAGLE|Detected MTP|Sharing target model|"
+    r"Loading speculator",
     "compiling": r"torch\.compile (?:takes|and|took)|Dynamo bytecode transform|Compiling a graph",
     "profiling memory": (
-        r"KV cache size: |Available KV cache memory|GiB\)? (?:GiB )?for KV cache|Initial free memory|"
+        r"KV cache size: |Available KV cache memory|GiB\)? (?:GiB )?for KV cache|"
+        r"Initial free memory|"
         r"Total non KV cache memory"
     ),
-    "capturing graphs": r"Graph capturing|[Cc]apturing\b.*(?:graph|model)|Profiling CUDA graph memory",
+    "capturing graphs": r"Graph capturing|[Cc]apturing\b.*(?:graph|model)|"
+    r"Profiling CUDA graph memory",
     "warming up": r"Warming up|init engine \(profile",
-    "starting server": r"Starting vLLM (?:API )?server|Started server process|Waiting for application startup",
+    "starting server": r"Starting vLLM (?:API )?server|Started server process|"
+    r"Waiting for application startup",
 }
 PHASES = tuple(_PHASES)
 """In the order in which an engine goes through them."""
@@ -50,7 +56,8 @@ def advance(current: str | None, line: str) -> str | None:
     """The phase after a line, never going back: the draft's weights are announced in the target's
     words.
 
-    >>> advance("loading draft", "Loading weights took 0.1 seconds"), advance(None, "Loading drafter model...")
+    >>> (advance("loading draft", "Loading weights took 0.1 seconds"), advance(None,
+    ...  "Loading drafter model..."))
     ('loading draft', 'loading draft')
     """
     found = phase(line)
@@ -87,7 +94,8 @@ _NUMBER = r"([0-9][0-9,]*(?:\.[0-9]+)?)"
 _BYTES = {
     "model_loading_bytes": re.compile(rf"Model loading took {_NUMBER} ?(GiB|GB)"),
     "available_kv_bytes": re.compile(
-        rf"Available KV cache memory: {_NUMBER} ?(GiB)|(?:Explicitly|Auto) set \({_NUMBER}/[0-9.]+\) (GiB) for KV cache"
+        rf"Available KV cache memory: {_NUMBER} ?(GiB)|(?:Explicitly|"
+        rf"Auto) set \({_NUMBER}/[0-9.]+\) (GiB) for KV cache"
     ),
     "peak_activation_bytes": re.compile(
         rf"{_NUMBER} ?(GiB) for peak activation|torch peak memory increase: {_NUMBER} ?(GiB)"
