@@ -23,6 +23,7 @@ from specserve.engine.http.client import (
     EngineUnreachable,
     collect,
 )
+from specserve.engine.http.transport import Json
 from specserve.units import percent
 
 Status = Literal["PASS", "FAIL", "SKIP"]
@@ -170,7 +171,7 @@ def _chat(subject: Subject) -> str:
     return _coherent(answer.text, answer.completion_tokens)
 
 
-SCHEMA = {
+SCHEMA: Json = {
     "type": "object",
     "properties": {"answer": {"type": "string", "enum": ["yes", "no"]}},
     "required": ["answer"],
@@ -189,7 +190,7 @@ def _structured(subject: Subject) -> str:
 
     Drafts have broken this before (vllm-project/vllm#44006, #46118).
     """
-    shape = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
+    shape: Json = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
     question = [{"role": "user", "content": "Is water wet? Answer as JSON."}]
     try:
         answer = subject.client.chat(
@@ -232,7 +233,7 @@ def _streaming(subject: Subject) -> str:
         )
     )
     pieces = [c for c in chunks if c.text]
-    streamed = collect(iter(chunks))
+    streamed = collect(chunks)
     if len(pieces) < 2 and (whole.completion_tokens or 0) > 8:
         raise _Failed(
             f"{whole.completion_tokens} tokens came in {len(pieces)} chunk; must come one by one"

@@ -14,7 +14,7 @@ from specserve.engine.http.client import (
     EngineRefused,
     EngineUnreachable,
 )
-from specserve.engine.http.metrics import MAX_BYTES, MetricsError, parse
+from specserve.engine.http.metrics import MetricsError, parse
 from specserve.engine.http.transport import Transport
 from specserve.sidecar.probe import CanaryOutcome, Scrape
 
@@ -42,7 +42,7 @@ def _scrape(client: EngineClient, now: float, timeout: float, clock: Callable[[]
     """Every way to fail has a name."""
     started = clock()
     try:
-        snapshot = parse(client.metrics_text(timeout=timeout, max_bytes=MAX_BYTES), at_seconds=now)
+        snapshot = parse(client.metrics_text(timeout=timeout), at_seconds=now)
     except EngineRefused as error:
         why = str(error)
         if error.status >= 400:

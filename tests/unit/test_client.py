@@ -16,12 +16,10 @@ import pytest
 
 from specserve.config.schema import Settings
 from specserve.engine.http.client import (
-    Chunk,
     Completion,
     EngineClient,
     EngineRefused,
     EngineUnreachable,
-    Streamed,
     certificate_is_ours,
     collect,
     own_client,
@@ -162,7 +160,7 @@ def test_completion_says_what_came(server, client):
         json.dumps({"choices": [choice], "usage": {"completion_tokens": 2}})
     )
     found = client.complete([1, 2], max_tokens=2, temperature=0)
-    assert found == Completion("a b", "length", 2, found.latency_seconds, (5, 6), (1, 2))
+    assert found == Completion("a b", "length", 2, (5, 6), (1, 2))
     path, headers, sent = server.seen[-1]
     assert json.loads(sent) == {"model": "llm", "prompt": [1, 2], "max_tokens": 2, "temperature": 0}
     assert (path, headers["Authorization"]) == ("/v1/completions", "Bearer k3y")
@@ -197,7 +195,7 @@ def test_several_prompts_come_back_in_order(server, client):
 
 
 def test_stream_times_the_first_text(server):
-    """Chunks without text are dropped, whatever the packets' edges; TTFT is the first text, not the first chunk."""
+    """Chunks without text are dropped, whatever the packets' edges; the times are those of the texts."""
     lines = "".join(
         events(
             {"choices": [{"delta": {"role": "assistant", "content": ""}}]},
@@ -216,21 +214,11 @@ def test_stream_times_the_first_text(server):
     )
     found = list(client.stream(messages=[{"role": "user", "content": "hi"}]))
     assert [c.text for c in found] == ["Hé", "llo", ""]
+    assert 0 < found[0].seconds < found[1].seconds < found[2].seconds
     assert (found[-1].finish_reason, found[-1].completion_tokens) == ("stop", 3)
     assert json.loads(server.seen[-1][2])["stream_options"] == {"include_usage": True}
     whole = collect(found)
-    assert (whole.text, whole.ttft_seconds, whole.latency_seconds) == (
-        "Héllo",
-        found[0].seconds,
-        found[-1].seconds,
-    )
-
-
-def test_tpot_leaves_the_first_token_out():
-    """(latency - TTFT) / (tokens - 1); one token has none."""
-    assert Streamed("ab", "stop", 11, latency_seconds=3.0, ttft_seconds=1.0).tpot_seconds == 0.2
-    assert Streamed("a", "stop", 1, latency_seconds=3.0, ttft_seconds=1.0).tpot_seconds is None
-    assert collect([Chunk("", 2.0, "abort", 0)]).ttft_seconds is None
+    assert (whole.text, whole.completion_tokens) == ("Héllo", 3)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +268,7 @@ def test_broken_streams_are_errors(server, client, pieces, error, words):
 def test_silence_ends_at_the_timeout(server, client):
     """An engine that accepts and says nothing is unreachable after the timeout."""
     server.replies["/v1/completions"] = lambda handler, _: server.leave.wait(5) and None
-    with pytest.raises(EngineUnreachable, match=r"no whole answer within 0.1 s"):
+    with pytest.raises(EngineUnreachable, match=r"no complete answer within 0.1 s"):
         client.complete("x", timeout=0.1)
 
 
@@ -310,7 +298,7 @@ def drip(head: bytes) -> Reply:
 def test_dripping_ends_at_the_timeout_too(server, client, reply):
     """A byte now and then does not extend the deadline of the whole answer, and the next call is well."""
     server.replies["/metrics"] = reply
-    with pytest.raises(EngineUnreachable, match=r"no whole answer within 0.3 s") as caught:
+    with pytest.raises(EngineUnreachable, match=r"no complete answer within 0.3 s") as caught:
         client.metrics_text(timeout=0.3)
     assert caught.value.__cause__ is None
     assert client.models() == ("llm", "lora")

@@ -6,13 +6,22 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 import urllib3
 
-from specserve.engine.http.transport import EngineError, EngineRefused, EngineUnreachable, Transport
-from specserve.units import MIB
+from specserve.engine.http.metrics import MAX_BYTES
+from specserve.engine.http.transport import (
+    Answer,
+    Choice,
+    EngineError,
+    EngineRefused,
+    EngineUnreachable,
+    Json,
+    TokenScore,
+    Transport,
+)
 
 if TYPE_CHECKING:
     from specserve.config.schema import Settings
@@ -29,7 +38,8 @@ __all__ = [
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 Prompt = str | Sequence[int]
-Message = Mapping[str, Any]
+Message = Mapping[str, Json]
+T = TypeVar("T")
 _COMPLETIONS, _CHAT = "/v1/completions", "/v1/chat/completions"
 
 
@@ -40,23 +50,22 @@ class Completion:
     text: str
     finish_reason: str | None
     completion_tokens: int | None
-    """Of the whole answer: for several prompts in one request, of all of them."""
-    latency_seconds: float
+    """Tokens of the whole answer: of all prompts where a request has several."""
     token_ids: tuple[int, ...] | None = None
     """The generated tokens; None unless ``return_token_ids`` was asked for and is known."""
     prompt_token_ids: tuple[int, ...] | None = None
-    prompt_logprobs: tuple[Mapping[str, Mapping[str, Any]] | None, ...] | None = None
+    prompt_logprobs: tuple[Mapping[str, TokenScore] | None, ...] | None = None
     """Per prompt token what ``prompt_logprobs`` asked for: token id -> logprob, rank.
 
     The first is None.
     """
     thoughts: str = ""
-    """How ``text`` begins where a reasoning parser told thoughts and answer apart."""
+    """The beginning of ``text`` that a reasoning parser took for thoughts."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """One streamed piece.
+    """One piece of a stream.
 
     Pieces without text are dropped, except the last, which closes the stream.
     """
@@ -66,7 +75,7 @@ class Chunk:
     """Since the request was sent."""
     finish_reason: str | None = None
     completion_tokens: int | None = None
-    """Of the whole answer; known only in the last chunk."""
+    """Tokens of the whole answer; known only in the last chunk."""
 
 
 @dataclass(frozen=True)
@@ -74,45 +83,23 @@ class Streamed:
     """A streamed answer, put together."""
 
     text: str
-    finish_reason: str | None
     completion_tokens: int | None
-    latency_seconds: float
-    ttft_seconds: float | None
-    """Request sent to first non-empty chunk; None when no text came."""
-
-    @property
-    def tpot_seconds(self) -> float | None:
-        """(latency - TTFT) / (output tokens - 1); None for at most one token.
-
-        >>> Streamed("abc", "stop", 5, latency_seconds=1.0, ttft_seconds=0.2).tpot_seconds
-        0.2
-        """
-        if (
-            self.ttft_seconds is None
-            or self.completion_tokens is None
-            or self.completion_tokens <= 1
-        ):
-            return None
-        return (self.latency_seconds - self.ttft_seconds) / (self.completion_tokens - 1)
 
 
 def collect(chunks: Iterable[Chunk]) -> Streamed:
-    """Drain a stream. The latency is the time of its last chunk."""
-    text: list[str] = []
-    ttft: float | None = None
-    last = Chunk("", 0.0)
-    for last in chunks:
-        if last.text and ttft is None:
-            ttft = last.seconds
-        text.append(last.text)
-    return Streamed("".join(text), last.finish_reason, last.completion_tokens, last.seconds, ttft)
+    """Read a stream to its end."""
+    text = ""
+    tokens = None
+    for chunk in chunks:
+        text += chunk.text
+        tokens = chunk.completion_tokens
+    return Streamed(text, tokens)
 
 
 class EngineClient:
     """Calls one engine. May be shared between threads.
 
-    ``sampling`` everywhere goes into the request body as it is; ``timeout`` bounds the whole
-    answer.
+    ``sampling`` goes into the request body as it is; ``timeout`` bounds the whole answer.
     """
 
     def __init__(
@@ -120,23 +107,17 @@ class EngineClient:
         base_url: str,
         api_key: str | None = None,
         *,
-        verify: bool | str = True,
+        verify: bool = True,
         model: str | None = None,
         timeout_seconds: float = 30.0,
-        max_bytes: int = 32 * MIB,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``verify`` as in requests: False, or the path of a CA bundle.
+        """``verify``: whether its certificate is checked.
 
         ``model`` None asks /v1/models once.
         """
         self._http = Transport(
-            base_url,
-            api_key,
-            verify=verify,
-            timeout_seconds=timeout_seconds,
-            max_bytes=max_bytes,
-            clock=clock,
+            base_url, api_key, verify=verify, timeout_seconds=timeout_seconds, clock=clock
         )
         self._model = model
 
@@ -146,7 +127,7 @@ class EngineClient:
         return self._http.base_url
 
     def health(self, *, timeout: float | None = None) -> bool:
-        """Whether /health answers 200.
+        """Whether /health returns 200.
 
         It does so even while generation hangs: never take it for readiness.
         """
@@ -162,14 +143,19 @@ class EngineClient:
         try:
             return tuple(str(entry["id"]) for entry in body["data"])
         except (KeyError, TypeError) as error:
-            raise self._http.strange("/v1/models", body) from error
+            raise self._http.unexpected("/v1/models", body) from error
 
     def complete(
-        self, prompt: Prompt, *, max_tokens: int = 16, timeout: float | None = None, **sampling: Any
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int = 16,
+        timeout: float | None = None,
+        **sampling: Json,
     ) -> Completion:
         """POST /v1/completions with one prompt, text or token ids."""
-        given = {"prompt": prompt if isinstance(prompt, str) else list(prompt)}
-        return self._choices(_COMPLETIONS, given, max_tokens, timeout, sampling)[0]
+        asked = {"prompt": prompt, "max_tokens": max_tokens, **sampling}
+        return self._choices(_COMPLETIONS, asked, timeout)[0]
 
     def complete_each(
         self,
@@ -177,16 +163,14 @@ class EngineClient:
         *,
         max_tokens: int = 16,
         timeout: float | None = None,
-        **sampling: Any,
+        **sampling: Json,
     ) -> tuple[Completion, ...]:
         """POST /v1/completions with several prompts in one request; the answers in their order."""
-        answers = self._choices(
-            _COMPLETIONS, {"prompt": [list(p) for p in prompts]}, max_tokens, timeout, sampling
-        )
+        asked = {"prompt": prompts, "max_tokens": max_tokens, **sampling}
+        answers = self._choices(_COMPLETIONS, asked, timeout)
         if len(answers) != len(prompts):
-            raise self._http.strange(
-                _COMPLETIONS, f"{len(answers)} choices for {len(prompts)} prompts"
-            )
+            counts = f"{len(answers)} choices for {len(prompts)} prompts"
+            raise self._http.unexpected(_COMPLETIONS, counts)
         return answers
 
     def chat(
@@ -195,13 +179,14 @@ class EngineClient:
         *,
         max_tokens: int = 16,
         timeout: float | None = None,
-        **sampling: Any,
+        **sampling: Json,
     ) -> Completion:
         """POST /v1/chat/completions.
 
-        A model without a chat template answers 400, raised as EngineRefused.
+        For a model without a chat template vLLM returns 400, raised as EngineRefused.
         """
-        return self._choices(_CHAT, {"messages": list(messages)}, max_tokens, timeout, sampling)[0]
+        asked = {"messages": messages, "max_tokens": max_tokens, **sampling}
+        return self._choices(_CHAT, asked, timeout)[0]
 
     def stream(
         self,
@@ -210,17 +195,18 @@ class EngineClient:
         messages: Sequence[Message] | None = None,
         max_tokens: int = 16,
         timeout: float | None = None,
-        **sampling: Any,
+        **sampling: Json,
     ) -> Iterator[Chunk]:
         """Stream a completion, or a chat when ``messages`` are given."""
+        asked: dict[str, Json] = {"max_tokens": max_tokens, **sampling, "stream": True}
+        asked["stream_options"] = {"include_usage": True}
         if messages is None:
             path = _COMPLETIONS
-            given: dict[str, Any] = {"prompt": prompt}
+            asked["prompt"] = prompt
         else:
             path = _CHAT
-            given = {"messages": list(messages)}
-        body = self._body(given, max_tokens, timeout, sampling)
-        body |= {"stream": True, "stream_options": {"include_usage": True}}
+            asked["messages"] = messages
+        body = self._with_model(asked, timeout)
         clock = self._http.clock
         started = clock()
         finish: str | None = None
@@ -231,92 +217,81 @@ class EngineClient:
             tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
             for choice in event.get("choices") or ():
                 finish = choice.get("finish_reason") or finish
-                if text := _text(choice):
+                text = _text(choice)
+                if text:
                     yield Chunk(text, clock() - started)
         yield Chunk("", clock() - started, finish, tokens)
 
-    def metrics_text(self, *, timeout: float | None = None, max_bytes: int | None = None) -> str:
+    def metrics_text(self, *, timeout: float | None = None, max_bytes: int = MAX_BYTES) -> str:
         """The exposition text of /metrics."""
-        return self._http.call("GET", "/metrics", timeout=timeout, max_bytes=max_bytes).decode(
-            "utf-8", "replace"
-        )
+        raw = self._http.call("GET", "/metrics", timeout=timeout, max_bytes=max_bytes)
+        return raw.decode("utf-8", "replace")
 
     def _choices(
-        self,
-        path: str,
-        given: dict[str, Any],
-        max_tokens: int,
-        timeout: float | None,
-        sampling: Mapping[str, Any],
+        self, path: str, asked: Mapping[str, Json], timeout: float | None
     ) -> tuple[Completion, ...]:
         """The choices of one answer, at least one, in the order of the prompts."""
-        body = self._body(given, max_tokens, timeout, sampling)
-        started = self._http.clock()
+        body = self._with_model(asked, timeout)
         answer = self._http.json("POST", path, body, timeout=timeout)
-        latency = self._http.clock() - started
         try:
             choices = sorted(answer["choices"], key=lambda choice: choice.get("index", 0))
-            found = tuple(_completion(answer, choice, latency) for choice in choices)
+            found = tuple(_completion(answer, choice) for choice in choices)
         except (KeyError, TypeError, AttributeError) as error:
-            raise self._http.strange(path, answer) from error
+            raise self._http.unexpected(path, answer) from error
         if not found:
-            raise self._http.strange(path, answer)
+            raise self._http.unexpected(path, answer)
         return found
 
-    def _body(
-        self,
-        given: dict[str, Any],
-        max_tokens: int,
-        timeout: float | None,
-        sampling: Mapping[str, Any],
-    ) -> dict[str, Any]:
+    def _with_model(self, asked: Mapping[str, Json], timeout: float | None) -> dict[str, Json]:
         if self._model is None:
             names = self.models(timeout=timeout)
             if not names:
                 raise EngineRefused(200, "no model is served", where=f"{self.base_url}/v1/models")
             self._model = names[0]
-        return {"model": self._model, **given, "max_tokens": max_tokens, **sampling}
+        return {"model": self._model, **asked}
 
 
-def _completion(answer: Mapping[str, Any], choice: Mapping[str, Any], latency: float) -> Completion:
-    """Completions say the prompt's part inside each choice, chats beside the choices."""
-    ids, prompt_ids, logprobs = (
-        choice.get("token_ids"),
-        choice.get("prompt_token_ids") or answer.get("prompt_token_ids"),
-        choice.get("prompt_logprobs") or answer.get("prompt_logprobs"),
-    )
+def _completion(answer: Answer, choice: Choice) -> Completion:
+    """Completions have the prompt's part inside each choice, chats beside the choices."""
     return Completion(
         text=_text(choice),
         finish_reason=choice.get("finish_reason"),
         completion_tokens=(answer.get("usage") or {}).get("completion_tokens"),
-        latency_seconds=latency,
-        token_ids=None if ids is None else tuple(ids),
-        prompt_token_ids=None if prompt_ids is None else tuple(prompt_ids),
-        prompt_logprobs=None if logprobs is None else tuple(logprobs),
-        thoughts=_text(choice, _THOUGHTS) if "message" in choice else "",
+        token_ids=_tuple(choice.get("token_ids")),
+        prompt_token_ids=_tuple(choice.get("prompt_token_ids") or answer.get("prompt_token_ids")),
+        prompt_logprobs=_tuple(choice.get("prompt_logprobs") or answer.get("prompt_logprobs")),
+        thoughts=_message(choice, _THOUGHTS),
     )
+
+
+def _tuple(items: Iterable[T] | None) -> tuple[T, ...] | None:
+    if items is None:
+        return None
+    return tuple(items)
 
 
 _THOUGHTS = ("reasoning", "reasoning_content")
 
 
-def _text(choice: Mapping[str, Any], keys: tuple[str, ...] = (*_THOUGHTS, "content")) -> str:
+def _text(choice: Choice) -> str:
     """The text of a choice, whatever the endpoint; a reasoning model's thoughts count as text."""
-    part = choice.get("delta") or choice.get("message")
-    if part is None:
-        return str(choice.get("text") or "")
+    return _message(choice, (*_THOUGHTS, "content")) or str(choice.get("text") or "")
+
+
+def _message(choice: Choice, keys: Iterable[str]) -> str:
+    part = choice.get("delta") or choice.get("message") or {}
     return "".join(str(part.get(key) or "") for key in keys)
 
 
 def own_client(
     settings: Settings, url: str | None = None, *, key: str | None = None
 ) -> EngineClient:
-    """A client of the engine that this config starts; ``url`` where it is not at the config's own
-    address.
+    """A client of the engine that this config starts. ``url`` None is the address in the config.
 
-    The certificate is not checked at the config's own address and on loopback, where the name in it
-    is another; anywhere else it is. An engine at another address is asked for its model, unless the
-    config says the name that it serves. ``key`` None is the config's.
+    The certificate is checked unless the address is the config's own or a loopback address: the
+    certificate is made for the name that clients use, not for those. An engine at another address
+    is asked for its model, unless the config has the name that it serves. ``key`` None takes the
+    config's.
     """
     if key is None and settings.server.api_key is not None:
         key = settings.server.api_key.get_secret_value()
@@ -331,7 +306,7 @@ def own_client(
 
 
 def certificate_is_ours(settings: Settings, url: str) -> bool:
-    """Whether the engine of this config shows its certificate at this address.
+    """Whether the certificate at this address is the one of the config's own engine.
 
     >>> from specserve.config.schema import Settings
     >>> settings = Settings(

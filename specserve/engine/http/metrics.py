@@ -1,5 +1,6 @@
-"""The engine's ``/metrics`` text -> `EngineSnapshot`. The only place that knows vLLM's metric
-names.
+"""The engine's ``/metrics`` text -> `EngineSnapshot`.
+
+The only place that knows vLLM's metric names.
 
 Names read in vLLM 0.8 to 0.33 (``vllm/engine/metrics.py``, ``vllm/v1/metrics/loggers.py``,
 ``vllm/v1/spec_decode/metrics.py``; 2026-11-29). What the text does not say is None, never 0.
@@ -8,10 +9,13 @@ Names read in vLLM 0.8 to 0.33 (``vllm/engine/metrics.py``, ``vllm/v1/metrics/lo
 from __future__ import annotations
 
 import math
+import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal
+from itertools import zip_longest
+from typing import Literal, TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -58,18 +62,16 @@ _HISTOGRAMS = {
     "vllm:time_to_first_token_seconds": "time_to_first_token",
     "vllm:request_time_per_output_token_seconds": "time_per_output_token",
     "vllm:inter_token_latency_seconds": "inter_token_latency",
-    "vllm:time_per_output_token_seconds": _OLD
-    + "inter_token_latency",  # to 0.12: the same gaps, badly named
+    # To 0.12: the same gaps, badly named.
+    "vllm:time_per_output_token_seconds": _OLD + "inter_token_latency",
     "vllm:e2e_request_latency_seconds": "request_latency",
     "vllm:request_queue_time_seconds": "queue_time",
 }
 _OTHERS: dict[str, tuple[SampleRole, str]] = {
     "vllm:spec_decode_num_accepted_tokens_per_pos_total": ("position", ""),
     "vllm:request_success_total": ("reason", ""),
-    "vllm:iteration_tokens_total_count": (
-        "counter",
-        "steps",
-    ),  # a histogram whose name ends in _total
+    # A histogram whose name ends in _total.
+    "vllm:iteration_tokens_total_count": ("counter", "steps"),
     "vllm:cache_config_info": ("cache", ""),
     "vllm:engine_sleep_state": ("sleep", ""),
     "http_requests_total": ("http", ""),
@@ -85,6 +87,9 @@ NAMES: Mapping[str, tuple[SampleRole, str]] = {
 }
 """Name on the wire -> what it is here. An engine that reports a thing under both names (0.9.2 to
 0.12 do) counts once, under the new one."""
+
+
+T = TypeVar("T")
 
 
 class MetricsError(SpecserveError):
@@ -146,20 +151,14 @@ class EngineSnapshot:
     @property
     def kv_cache_usage_ratio(self) -> float | None:
         """The fullest engine's KV cache usage."""
-        found = [
-            s.values["kv_cache_usage_ratio"]
-            for s in self.engines
-            if "kv_cache_usage_ratio" in s.values
-        ]
-        return max(found, default=None)
+        name = "kv_cache_usage_ratio"
+        return max((s.values[name] for s in self.engines if name in s.values), default=None)
 
     @property
     def accepted_per_position(self) -> tuple[float, ...] | None:
         """Accepted tokens by position, summed over engines."""
-        rows = [s.accepted_per_position for s in self.engines if s.accepted_per_position]
-        if not rows:
-            return None
-        return tuple(sum(r[i] for r in rows if i < len(r)) for i in range(max(map(len, rows))))
+        rows = [s.accepted_per_position or () for s in self.engines]
+        return tuple(map(sum, zip_longest(*rows, fillvalue=0.0))) or None
 
     @property
     def finished_requests(self) -> float | None:
@@ -168,7 +167,7 @@ class EngineSnapshot:
 
     @property
     def asleep(self) -> bool:
-        """Whether an engine was put to sleep (``/sleep``): it takes requests and answers none until
+        """Whether an engine was put to sleep (``/sleep``): it takes requests and keeps them until
         it is woken.
         """
         return any(s.values.get("awake") == 0 for s in self.engines)
@@ -189,138 +188,112 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 
 @lru_cache(maxsize=32_768)
-def _series(identity: str) -> tuple[str, str, Mapping[str, str]]:
-    """Name, engine and labels of one series.
-
-    Remembered: the parser needs 0.1 ms each, and they recur at each read.
-    """
-    (family,) = text_string_to_metric_families(identity + " 0\n")
+def _labels(series: str) -> Mapping[str, str]:
+    """Remembered: the parser needs 0.1 ms for a series, and the same ones come at each read."""
+    (family,) = text_string_to_metric_families(f"{series} 0\n")
     (sample,) = family.samples
-    labels = sample.labels
-    return sample.name, labels.get("engine", "0"), labels
+    labels: Mapping[str, str] = sample.labels
+    return labels
+
+
+def _sums() -> defaultdict[str, float]:
+    return defaultdict(float)
 
 
 @dataclass(slots=True)
 class _Draft:
     """An `EngineSample` while lines come in."""
 
-    values: dict[str, float] = field(default_factory=dict)
-    positions: dict[int, float] = field(default_factory=dict)
-    finished: dict[str, float] = field(default_factory=dict)
-    buckets: dict[str, dict[float, float]] = field(default_factory=dict)
-    sums: dict[str, float] = field(default_factory=dict)
+    values: dict[str, float] = field(default_factory=_sums)
+    positions: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    finished: dict[str, float] = field(default_factory=_sums)
+    buckets: dict[str, dict[float, float]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(float))
+    )
+    sums: dict[str, float] = field(default_factory=_sums)
 
     def done(self, engine: str, model_name: str | None) -> EngineSample:
-        for found in (self.values, self.buckets, self.sums):
-            _settle(found)
+        """The sample; a histogram without its infinite bucket or its sum is left out."""
+        sums = _settled(self.sums)
+        positions = None
         if self.positions:
-            positions = tuple(self.positions.get(i, 0.0) for i in range(max(self.positions) + 1))
-        else:
-            positions = None
-        histograms = {
-            n: h
-            for n, b in self.buckets.items()
-            if (h := _histogram(b, self.sums.get(n))) is not None
-        }
+            positions = tuple(self.positions[i] for i in range(max(self.positions) + 1))
+        histograms = {}
+        for name, buckets in _settled(self.buckets).items():
+            if math.inf in buckets and name in sums:
+                bounds, counts = zip(*sorted(buckets.items()), strict=True)
+                histograms[name] = Histogram(bounds, counts, sums[name])
         return EngineSample(
-            engine, model_name, self.values, positions, self.finished or None, histograms
+            engine,
+            model_name,
+            _settled(self.values),
+            positions,
+            dict(self.finished) or None,
+            histograms,
         )
 
 
-def _settle(found: dict[str, Any]) -> None:
-    """Give what came under an old name its present one, unless that was reported too."""
-    for old in [name for name in found if name.startswith(_OLD)]:
-        found.setdefault(old.removeprefix(_OLD), found.pop(old))
-
-
-def _histogram(buckets: Mapping[float, float], total: float | None) -> Histogram | None:
-    """None when it is incomplete: no infinite bucket or no sum."""
-    if math.inf not in buckets or total is None:
-        return None
-    bounds = tuple(sorted(buckets))
-    return Histogram(bounds, tuple(buckets[b] for b in bounds), total)
+def _settled(found: Mapping[str, T]) -> dict[str, T]:
+    """What came under an old name under its present one, unless that was reported too."""
+    renamed = {name.removeprefix(_OLD): value for name, value in found.items()}
+    return renamed | {name: value for name, value in found.items() if not name.startswith(_OLD)}
 
 
 @dataclass(slots=True)
 class _Reading:
     """An `EngineSnapshot` while lines come in."""
 
-    drafts: dict[tuple[str, str | None], _Draft] = field(default_factory=dict)
+    drafts: dict[tuple[str, str | None], _Draft] = field(
+        default_factory=lambda: defaultdict(_Draft)
+    )
     starts: list[float] = field(default_factory=list)
-    http: dict[str, float] = field(default_factory=dict)
+    http: dict[str, float] = field(default_factory=_sums)
     caches: dict[str, Mapping[str, str]] = field(default_factory=dict)
 
-    def add(self, identity: str, value: float) -> None:
+    def add(self, name: str, labels: Mapping[str, str], value: float) -> None:
         """Several series of one thing (``pid`` of several API servers): counters add up, of gauges
         the largest counts, since idle processes report 0."""
-        name, engine, labels = _series(identity)
+        engine = labels.get("engine", "0")
         role, to = NAMES[name]
         if role == "start":
             self.starts.append(value)
-            return
-        if role == "http":
-            _add(self.http, labels["status"][:1] + "xx", value)
-            return
-        if role == "cache":
+        elif role == "http":
+            self.http[labels["status"][:1] + "xx"] += value
+        elif role == "cache":
             self.caches.setdefault(engine, labels)
-            return
-        draft = self.drafts.setdefault((engine, labels.get("model_name")), _Draft())
-        match role:
-            case "gauge":
-                draft.values[to] = max(draft.values.get(to, value), value)
-            case "counter":
-                _add(draft.values, to, value)
-            case "position":
-                position = int(labels["position"])
-                draft.positions[position] = draft.positions.get(position, 0.0) + value
-            case "reason":
-                _add(draft.finished, labels.get("finished_reason", "unknown"), value)
-            case "bucket":
-                buckets = draft.buckets.setdefault(to, {})
-                bound = float(labels["le"])
-                buckets[bound] = buckets.get(bound, 0.0) + value
-            case "sum":
-                _add(draft.sums, to, value)
-            case "sleep" if labels.get("sleep_state") == "awake":
-                draft.values["awake"] = value
-            case _:
-                pass  # a histogram's count is its infinite bucket; other sleep states say no more
+        else:
+            draft = self.drafts[engine, labels.get("model_name")]
+            match role:
+                case "gauge":
+                    draft.values[to] = max(draft.values.get(to, value), value)
+                case "counter":
+                    draft.values[to] += value
+                case "position":
+                    draft.positions[int(labels["position"])] += value
+                case "reason":
+                    draft.finished[labels.get("finished_reason", "unknown")] += value
+                case "bucket":
+                    draft.buckets[to][float(labels["le"])] += value
+                case "sum":
+                    draft.sums[to] += value
+                case "sleep" if labels.get("sleep_state") == "awake":
+                    draft.values["awake"] = value
+                case _:
+                    # A histogram's count is its infinite bucket; other sleep states add nothing.
+                    pass
+
+    def cache_tokens(self) -> float | None:
+        """``num_gpu_blocks`` x ``block_size`` (vLLM's labels) over engines."""
+        sizes = []
+        for labels in self.caches.values():
+            blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
+            if blocks.isdigit() and size.isdigit():
+                sizes.append(float(blocks) * float(size))
+        return _sum(sizes)
 
 
-def _add(to: dict[str, float], name: str, value: float) -> None:
-    to[name] = to.get(name, 0.0) + value
-
-
-def _cache_tokens(caches: Mapping[str, Mapping[str, str]]) -> float | None:
-    """``num_gpu_blocks`` x ``block_size`` (vLLM's labels) over engines."""
-    sizes = [
-        float(blocks) * float(size)
-        for c in caches.values()
-        if (blocks := c.get("num_gpu_blocks", "")).isdigit()
-        and (size := c.get("block_size", "")).isdigit()
-    ]
-    if sizes:
-        return sum(sizes)
-    return None
-
-
-def _split(line: str) -> tuple[str, str]:
-    """One sample line -> its series and the text of its value; a timestamp after the value is
-    dropped.
-    """
-    if (end := line.rfind("}")) >= 0:
-        identity, rest = line[: end + 1], line[end + 1 :]
-    else:
-        identity, _, rest = line.partition(" ")
-    parts = rest.split(None, 1)
-    return identity, parts[0] if parts else ""
-
-
-def _name(line: str) -> str:
-    brace = line.find("{")
-    if brace >= 0:
-        return line[:brace]
-    return line.partition(" ")[0]
+_LINE = re.compile(r"(?P<series>(?P<name>[a-zA-Z_:][\w:]*)(?:\{.*\})?)\s*(?P<value>\S*)")
+"""A line with a sample; a timestamp after the value is ignored."""
 
 
 def parse(text: str, *, at_seconds: float) -> EngineSnapshot:
@@ -344,22 +317,27 @@ def parse(text: str, *, at_seconds: float) -> EngineSnapshot:
         raise MetricsError(f"the metrics have {len(lines)} lines; at most {MAX_LINES} are read")
     reading = _Reading()
     for line in lines:
-        if line and line[0] != "#" and _name(line) in NAMES:
-            identity, number = _split(line)
-            try:
-                value = float(number)
-                if math.isfinite(value):
-                    reading.add(identity, value)
-            except (ValueError, KeyError) as error:
-                raise MetricsError(f"cannot read this line of the metrics: {line[:200]}") from error
+        match = _LINE.match(line)
+        if match is None or match["name"] not in NAMES:
+            continue
+        try:
+            value = float(match["value"])
+            if math.isfinite(value):
+                reading.add(match["name"], _labels(match["series"]), value)
+        except (ValueError, KeyError) as error:
+            raise MetricsError(f"cannot read this line of the metrics: {line[:200]}") from error
     if not reading.drafts:
         raise MetricsError("the answer holds none of vLLM's metrics")
+    process_start = None
+    if len(reading.starts) == 1:
+        process_start = reading.starts[0]
     return EngineSnapshot(
         at_seconds=at_seconds,
         engines=tuple(
-            d.done(engine, model) for (engine, model), d in sorted(reading.drafts.items(), key=str)
+            draft.done(engine, model)
+            for (engine, model), draft in sorted(reading.drafts.items(), key=str)
         ),
-        process_start_seconds=reading.starts[0] if len(reading.starts) == 1 else None,
-        http=reading.http or None,
-        cache_tokens=_cache_tokens(reading.caches),
+        process_start_seconds=process_start,
+        http=dict(reading.http) or None,
+        cache_tokens=reading.cache_tokens(),
     )

@@ -10,12 +10,13 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self, TypeAlias, TypedDict
 
 import requests
 import urllib3
 from requests.adapters import HTTPAdapter
+from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
 from specserve.errors import ConfigError, ExitCode, SpecserveError
@@ -24,15 +25,50 @@ from specserve.units import MIB
 BODY_EXCERPT = 500
 """Characters of a refusal's body that are kept."""
 
+MAX_ANSWER_BYTES = 32 * MIB
 
 IDLE_SECONDS = 2.0
 """A connection that rested longer is not used again. vLLM closes one after 5 s
 (VLLM_HTTP_TIMEOUT_KEEP_ALIVE), which is the sidecar's interval as well: a request that meets the
-closing is lost, and would look like an engine that is."""
-
+closing is lost, and would look like an engine that is lost."""
 
 AGAIN_SECONDS = 0.1
-"""After a deadline, until the call has noticed: the connection may have been in the making."""
+"""Pause between two attempts to shut the socket of a call that is over its deadline: the connection
+may only just be made."""
+
+Json: TypeAlias = "str | float | Sequence[Json] | Mapping[str, Json] | None"
+"""What a request may hold."""
+
+
+class TokenScore(TypedDict):
+    """How probable a token was."""
+
+    logprob: float
+
+
+class Choice(TypedDict, total=False):
+    """One completion in an answer, or a piece of it in a stream."""
+
+    index: int
+    text: str | None
+    message: Mapping[str, str | None] | None
+    delta: Mapping[str, str | None] | None
+    finish_reason: str | None
+    token_ids: list[int] | None
+    prompt_token_ids: list[int] | None
+    prompt_logprobs: list[Mapping[str, TokenScore] | None] | None
+
+
+class Answer(TypedDict, total=False):
+    """The keys of OpenAI's and vLLM's JSON that are read here. Nothing checks their types."""
+
+    choices: list[Choice]
+    usage: Mapping[str, int] | None
+    prompt_token_ids: list[int] | None
+    prompt_logprobs: list[Mapping[str, TokenScore] | None] | None
+    error: Json
+    data: list[Mapping[str, str]]
+    version: str
 
 
 class EngineError(SpecserveError):
@@ -42,7 +78,7 @@ class EngineError(SpecserveError):
 
 
 class EngineUnreachable(EngineError):
-    """Raised when nothing answered, the answer broke off, or it took longer than the deadline."""
+    """Raised when there was no answer, it broke off, or it took longer than the deadline."""
 
 
 class EngineRefused(EngineError):
@@ -57,17 +93,20 @@ class EngineRefused(EngineError):
 
 
 class _Deadline:
-    """Of one call, from the first byte of the headers to the last of the body: then its socket is
-    shut, which ends whatever reads it. Time-outs of sockets bound the wait for one packet: a byte
-    now and then would go on for ever."""
+    """The deadline of one call, from the first byte of the headers to the last of the body.
+
+    Then the socket is shut, which ends whatever reads from it. The timeout of a socket bounds the
+    wait for one packet only: an answer of a byte now and then would never end.
+    """
 
     current = threading.local()
-    """``call`` is the one of the request that this thread sends."""
+    """``call`` is the deadline of the request that this thread sends."""
 
     def __init__(self, seconds: float) -> None:
         self.passed = False
         self.sock: socket.socket | None = None
-        self._seconds, self._over = seconds, threading.Event()
+        self._seconds = seconds
+        self._over = threading.Event()
 
     def __enter__(self) -> Self:
         self.current.call = self
@@ -80,14 +119,15 @@ class _Deadline:
     def _wait(self) -> None:
         pause = self._seconds
         while not self._over.wait(pause):
-            self.passed, pause = True, AGAIN_SECONDS
+            self.passed = True
+            pause = AGAIN_SECONDS
             if self.sock is not None:
                 with contextlib.suppress(OSError):  # it has ended by itself
                     socket.socket.shutdown(self.sock, socket.SHUT_RDWR)  # under TLS, too
 
 
 class _Connection(HTTPConnection):
-    """Says to the deadline which socket it is."""
+    """Tells the deadline which socket the request uses."""
 
     def request(self, *args: Any, **kwargs: Any) -> None:
         super().request(*args, **kwargs)
@@ -98,16 +138,12 @@ class _TlsConnection(_Connection, HTTPSConnection):
     """The same over TLS."""
 
 
-class _Adapter(HTTPAdapter):
-    """Uses these two."""
+class _Pool(HTTPConnectionPool):
+    ConnectionCls = _Connection
 
-    def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
-        pool: Any = super().get_connection_with_tls_context(*args, **kwargs)
-        if isinstance(pool, urllib3.HTTPSConnectionPool):
-            pool.ConnectionCls = _TlsConnection
-        else:
-            pool.ConnectionCls = _Connection
-        return pool
+
+class _TlsPool(HTTPSConnectionPool):
+    ConnectionCls = _TlsConnection
 
 
 class Transport:
@@ -118,109 +154,93 @@ class Transport:
         base_url: str,
         api_key: str | None = None,
         *,
-        verify: bool | str = True,
+        verify: bool = True,
         timeout_seconds: float = 30.0,
-        max_bytes: int = 32 * MIB,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``verify`` as in requests: False, or the path of a CA bundle.
+        """``verify``: whether its certificate is checked.
 
-        ``timeout_seconds`` where a call has none.
+        ``timeout_seconds`` is for calls without one.
         """
         self.base_url = base_url.rstrip("/")
+        self.clock = clock
+        self._headers = {}
         if api_key:
-            self._headers = {"Authorization": f"Bearer {api_key}"}
-        else:
-            self._headers = {}
-        if not (api_key or "").isascii():
-            raise ConfigError(
-                "has a character beyond ASCII, which no HTTP header carries",
-                where="the API key",
-                fix="make one with: openssl rand -hex 32",
-            )
-        self._verify, self._timeout, self._max_bytes, self.clock = (
-            verify,
-            timeout_seconds,
-            max_bytes,
-            clock,
-        )
+            self._headers["Authorization"] = f"Bearer {api_key}"
+            if not api_key.isascii():
+                raise ConfigError(
+                    "has a character beyond ASCII, which no HTTP header carries",
+                    where="the API key",
+                    fix="make one with: openssl rand -hex 32",
+                )
+        self._verify = verify
+        self._timeout = timeout_seconds
         self._local = threading.local()
 
     def call(
         self,
         method: str,
         path: str,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, Json] | None = None,
         *,
         timeout: float | None,
-        max_bytes: int | None = None,
+        max_bytes: int = MAX_ANSWER_BYTES,
     ) -> bytes:
         """One request, read to its end or to the first bound that it breaks."""
         raw = bytearray()
-        limit = max_bytes or self._max_bytes
         for piece in self._pieces(method, path, body, timeout):
             raw += piece
-            if len(raw) > limit:
-                raise EngineRefused(200, f"more than {limit} bytes", where=self.base_url + path)
+            if len(raw) > max_bytes:
+                raise self._refused(path, f"more than {max_bytes} bytes")
         return bytes(raw)
 
     def json(
         self,
         method: str,
         path: str,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, Json] | None = None,
         *,
         timeout: float | None,
-    ) -> dict[str, Any]:
+    ) -> Answer:
         """One request whose answer is a JSON object."""
-        raw = self.call(method, path, body, timeout=timeout)
-        try:
-            parsed = json.loads(raw)
-        except ValueError as error:
-            raise self.strange(path, raw[:BODY_EXCERPT].decode("utf-8", "replace")) from error
-        if not isinstance(parsed, dict):
-            raise self.strange(path, parsed)
-        return parsed
+        return self._object(path, self.call(method, path, body, timeout=timeout))
 
     def events(
-        self, path: str, body: Mapping[str, Any], *, timeout: float | None
-    ) -> Iterator[dict[str, Any]]:
+        self, path: str, body: Mapping[str, Json], *, timeout: float | None
+    ) -> Iterator[Answer]:
         """The JSON objects of a server-sent event stream, up to ``[DONE]``."""
         rest = b""
         for piece in self._pieces("POST", path, body, timeout):
             *lines, rest = (rest + piece).split(b"\n")
             for line in lines:
-                if line.startswith(b"data:"):
-                    data = line.removeprefix(b"data:").strip()
-                else:
-                    data = b""
+                if not line.startswith(b"data:"):
+                    continue
+                data = line.removeprefix(b"data:").strip()
                 if data == b"[DONE]":
                     return
                 if data:
-                    yield self._event(path, data)
-            if len(rest) > self._max_bytes:
-                raise EngineRefused(
-                    200, f"a line of more than {self._max_bytes} bytes", where=self.base_url + path
-                )
+                    yield self._object(path, data)
+            if len(rest) > MAX_ANSWER_BYTES:
+                raise self._refused(path, f"a line of more than {MAX_ANSWER_BYTES} bytes")
         raise EngineUnreachable("the stream ended before it was done", where=self.base_url + path)
 
-    def _event(self, path: str, data: bytes) -> dict[str, Any]:
-        try:
-            parsed = json.loads(data)
-        except ValueError:
-            parsed = None
-        if not isinstance(parsed, dict):
-            raise self.strange(path, data[:BODY_EXCERPT].decode("utf-8", "replace"))
-        return parsed
+    def _object(self, path: str, raw: bytes) -> Answer:
+        answer: Answer | None = None
+        with contextlib.suppress(ValueError):
+            answer = json.loads(raw)
+        if not isinstance(answer, dict):
+            raise self.unexpected(path, raw[:BODY_EXCERPT].decode("utf-8", "replace"))
+        return answer
 
-    def strange(self, path: str, body: object) -> EngineRefused:
-        """The error for an answer that parses but is not what this path answers."""
-        return EngineRefused(
-            200, f"not an answer of the OpenAI API: {body}", where=self.base_url + path
-        )
+    def unexpected(self, path: str, body: object) -> EngineRefused:
+        """The error for an answer that is not what this path returns."""
+        return self._refused(path, f"not an answer of the OpenAI API: {body}")
+
+    def _refused(self, path: str, why: str) -> EngineRefused:
+        return EngineRefused(200, why, where=self.base_url + path)
 
     def _pieces(
-        self, method: str, path: str, body: Mapping[str, Any] | None, timeout: float | None
+        self, method: str, path: str, body: Mapping[str, Json] | None, timeout: float | None
     ) -> Iterator[bytes]:
         """The body as it arrives.
 
@@ -228,29 +248,28 @@ class Transport:
         """
         url = self.base_url + path
         if timeout is None:
-            seconds = self._timeout
-        else:
-            seconds = timeout
-        late = f"no whole answer within {seconds:g} s"
+            timeout = self._timeout
+        late = f"no complete answer within {timeout:g} s"
         headers = self._headers | {"X-Request-Id": f"specserve-{uuid.uuid4().hex[:16]}"}
-        with _Deadline(seconds) as deadline:
+        with _Deadline(timeout) as deadline:
             try:
-                with self._session(self.clock()).request(
+                with self._session().request(
                     method,
                     url,
                     json=body,
                     headers=headers,
-                    timeout=seconds,
+                    timeout=timeout,
                     verify=self._verify,
                     stream=True,
                 ) as response:
                     if response.status_code >= 400:
-                        excerpt = next(response.iter_content(BODY_EXCERPT * 4), b"").decode(
-                            "utf-8", "replace"
-                        )
-                        raise EngineRefused(response.status_code, excerpt, where=url)
-                    chunked = "chunked" in response.headers.get("Transfer-Encoding", "")
-                    yield from response.iter_content(None if chunked else 65536)
+                        excerpt = next(response.iter_content(BODY_EXCERPT * 4), b"")
+                        text = excerpt.decode("utf-8", "replace")
+                        raise EngineRefused(response.status_code, text, where=url)
+                    size: int | None = 65536
+                    if "chunked" in response.headers.get("Transfer-Encoding", ""):
+                        size = None  # each chunk as it comes
+                    yield from response.iter_content(size)
                 if deadline.passed:
                     raise EngineUnreachable(late, where=url)
             except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
@@ -260,18 +279,20 @@ class Transport:
             finally:
                 self._local.used_at = self.clock()
 
-    def _session(self, now: float) -> requests.Session:
+    def _session(self) -> requests.Session:
         """This thread's connection, a new one after a rest.
 
-        Proxies of the environment are not for an engine here.
+        The proxies that the environment names are not used: the engine is ours.
         """
         session = getattr(self._local, "session", None)
         if not isinstance(session, requests.Session):
             session = self._local.session = requests.Session()
             session.trust_env = False
-            session.mount("http://", _Adapter())
-            session.mount("https://", _Adapter())
-        elif now - self._local.used_at > IDLE_SECONDS:
+            adapter = HTTPAdapter()
+            adapter.poolmanager.pool_classes_by_scheme = {"http": _Pool, "https": _TlsPool}
+            session.mount("http://", adapter)
+            session.mount("https://", adapter)
+        elif self.clock() - self._local.used_at > IDLE_SECONDS:
             session.close()
         return session
 
@@ -280,7 +301,9 @@ def _reason(error: BaseException) -> str:
     """The innermost cause in plain words: the wrappers of requests and urllib3 repeat host and
     port.
     """
-    seen = error
-    while (inner := seen.__cause__ or seen.__context__) is not None:
-        seen = inner
-    return f"no answer ({getattr(seen, 'strerror', None) or f'{type(seen).__name__}: {seen}'})"
+    while True:
+        inner = error.__cause__ or error.__context__
+        if inner is None:
+            break
+        error = inner
+    return f"no answer ({getattr(error, 'strerror', None) or f'{type(error).__name__}: {error}'})"
