@@ -273,9 +273,12 @@ class Transport:
                 if deadline.passed:
                     raise EngineUnreachable(late, where=url)
             except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
-                if deadline.passed or isinstance(error, requests.Timeout):
+                cause = _innermost(error)
+                # The wait for a packet has the same limit, and on a busy machine may end first.
+                if deadline.passed or (isinstance(cause, TimeoutError) and cause.errno is None):
                     raise EngineUnreachable(late, where=url) from None
-                raise EngineUnreachable(_reason(error), where=url) from error
+                reason = getattr(cause, "strerror", None) or f"{type(cause).__name__}: {cause}"
+                raise EngineUnreachable(f"no answer ({reason})", where=url) from error
             finally:
                 self._local.used_at = self.clock()
 
@@ -297,13 +300,9 @@ class Transport:
         return session
 
 
-def _reason(error: BaseException) -> str:
-    """The innermost cause in plain words: the wrappers of requests and urllib3 repeat host and
-    port.
-    """
-    while True:
-        inner = error.__cause__ or error.__context__
-        if inner is None:
-            break
-        error = inner
-    return f"no answer ({getattr(error, 'strerror', None) or f'{type(error).__name__}: {error}'})"
+def _innermost(error: BaseException) -> BaseException:
+    """What caused it all: the wrappers of requests and urllib3 repeat host and port."""
+    inner = error.__cause__ or error.__context__
+    if inner is None:
+        return error
+    return _innermost(inner)
