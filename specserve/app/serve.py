@@ -21,12 +21,12 @@ from specserve.engine.inside import repairs
 from specserve.engine.output import logs
 from specserve.supervise import leftovers
 from specserve.supervise.child import Child, session_members
-from specserve.supervise.output import EngineLog, Troubles
+from specserve.supervise.output import EngineLog, EngineWarnings
 from specserve.supervise.readiness import Readiness
 from specserve.supervise.report import Reporter, Serving
-from specserve.supervise.state import Event, Failed, Lifecycle, Limits, Ready, State
+from specserve.supervise.state import EngineState, Event, Failed, Lifecycle, Limits, Ready
 from specserve.supervise.supervisor import Hooks, Supervisor
-from specserve.supervise.verdict import End, judge
+from specserve.supervise.verdict import LastSeen, judge
 
 if TYPE_CHECKING:
     from specserve.app.sidecar import Watch
@@ -83,7 +83,9 @@ class _Run:
         self._limits = limits(settings)
         self._supervisor = Supervisor(hooks, self._limits)
         self._phases, self._started = ["starting"], time.monotonic()
-        self._end, self._troubles, self._telling = End(launch.log), Troubles(), threading.Lock()
+        self._seen = LastSeen(launch.log)
+        self._warnings = EngineWarnings()
+        self._telling = threading.Lock()
         self._record: Path | None = None
         self._canary_result: CanaryResult | None = None
         self._said = logs.EngineReport()
@@ -105,7 +107,7 @@ class _Run:
         finally:
             if self._sidecar is not None:
                 self._sidecar.stop()
-        judge(machine, self._end, self._limits)
+        judge(machine, self._seen, self._limits)
 
     def _watch(self) -> Watch:
         from specserve.app.sidecar import Watch
@@ -125,8 +127,8 @@ class _Run:
         machine, child, launch = self._supervisor.machine, self._supervisor.child, self._launch
         state = machine.state
         if machine == Lifecycle():
-            state = State.STARTING
-        draining = state is State.STOPPING and machine.stopped_from is State.RUNNING
+            state = EngineState.STARTING
+        draining = state is EngineState.STOPPING and machine.stopped_from is EngineState.RUNNING
         plan = None
         pids: tuple[int, ...] = ()
         if launch.report is not None and launch.report.plan is not None:
@@ -147,7 +149,7 @@ class _Run:
 
     def _spawn(self) -> Child:
         self._phases, self._started = ["starting"], time.monotonic()
-        self._end = End(self._launch.log)
+        self._seen = LastSeen(self._launch.log)
         self._tell()
         child = Child(self._launch.command.argv, self._launch.env, self._line)
         record = leftovers.record_of(
@@ -166,12 +168,12 @@ class _Run:
     def _line(self, raw: str) -> None:
         """One line of the engine's output; called in the thread that drains it."""
         line = self._log.write(raw)
-        trouble = self._troubles.of(line)
-        if trouble:
+        warning = self._warnings.of(line)
+        if warning:
             # An engine that is told to end complains of being ended; the log has it.
-            if self._supervisor.machine.state is not State.STOPPING:
-                self._report.engine_line(trouble)
-        elif trouble is None and self._supervisor.machine.state is State.STARTING:
+            if self._supervisor.machine.state is not EngineState.STOPPING:
+                self._report.engine_line(warning)
+        elif warning is None and self._supervisor.machine.state is EngineState.STARTING:
             phase = logs.phase(line)
             if phase is not None:
                 self._tell(phase)
@@ -218,7 +220,7 @@ class _Run:
     def _changed(self, machine: Lifecycle, reason: str) -> None:
         _log.debug("%s: %s", machine.state, reason)
         self._report.changed(machine.state, reason)
-        if machine.state is State.RUNNING:
+        if machine.state is EngineState.RUNNING:
             lines: list[str] = []
             if self._supervisor.child is not None:
                 lines = self._supervisor.child.lines()
@@ -279,7 +281,7 @@ class _Run:
         )
 
     def _gone(self, child: Child) -> None:
-        self._end = End(
+        self._seen = LastSeen(
             self._launch.log,
             self._phases[-1],
             tuple(child.lines()),

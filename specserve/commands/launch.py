@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from specserve.config.load import Loaded
     from specserve.findings import Finding
     from specserve.supervise.report import Reporter, Serving
-    from specserve.supervise.state import State
+    from specserve.supervise.state import EngineState
 
 STILL_SECONDS = 30.0
 """A phase that lasts is mentioned again this often where nothing moves on the screen."""
@@ -191,7 +191,7 @@ class Display:
         """Show that weights are read, which takes minutes; the checks themselves take a second."""
         self.phase(f"hashing {file}", time.monotonic() - self._began)
 
-    def _changed(self, state: State, reason: str) -> None:
+    def _changed(self, state: EngineState, reason: str) -> None:
         """Stops and restarts are said; that it starts and is ready is seen."""
         if state in ("stopping", "backoff", "stopped"):
             _say(reason)

@@ -36,7 +36,7 @@ def sidecar(context: click.Context, *, loaded: Loaded, engine_url: str | None) -
 
     log.setup(debug=bool((context.obj or {}).get("debug")), secrets=loaded.secrets())
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
-    with captured_signals(signals):
+    with captured_signals(signals.put):
         running = Watch(
             loaded.settings,
             engine_url=engine_url or loaded.settings.base_url,

@@ -27,23 +27,22 @@ _READ_BYTES = 1 << 16
 _LINE_END = re.compile(rb"[\r\n]+")  # progress bars rewrite their line with \r
 
 
-class Tail:
+class LastLines:
     """The last lines of the output, bounded in number and in bytes."""
 
     def __init__(self, lines: int = KEPT_LINES, size: int = KEPT_BYTES) -> None:
-        self._lines: deque[str] = deque(maxlen=lines)
-        self._size, self._limit = 0, size
+        self._lines: deque[str] = deque()
+        self._count = lines
+        self._room = size
         self._lock = threading.Lock()
 
     def add(self, line: str) -> None:
         """Append; the oldest give way."""
         with self._lock:
-            if len(self._lines) == self._lines.maxlen:
-                self._size -= len(self._lines.popleft())
             self._lines.append(line)
-            self._size += len(line)
-            while self._size > self._limit and len(self._lines) > 1:
-                self._size -= len(self._lines.popleft())
+            self._room -= len(line)
+            while len(self._lines) > self._count or (self._room < 0 and len(self._lines) > 1):
+                self._room += len(self._lines.popleft())
 
     def lines(self) -> list[str]:
         """A copy, oldest first."""
@@ -58,33 +57,32 @@ def session_members(session: int) -> tuple[int, ...]:
     """
     found = []
     for pid in psutil.pids():
-        try:
+        with contextlib.suppress(ProcessLookupError, PermissionError, psutil.NoSuchProcess):
             if os.getsid(pid) == session and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
                 found.append(pid)
-        except (ProcessLookupError, PermissionError, psutil.NoSuchProcess):
-            continue
     return tuple(found)
 
 
 def kill_session(session: int, *, timeout: float) -> tuple[int, ...]:
-    """KILL every member and wait until they are gone; answers who is still there after the time.
+    """KILL every member and wait until they are gone; returns those that outlive ``timeout``.
 
     Python's resource trackers are left for a moment: they end by themselves when their program has
     gone, and delete its shared memory, which would otherwise fill /dev/shm kill by kill.
     """
-    now = time.monotonic()
-    end, trackers_end = now + timeout, now + TRACKER_SECONDS
-    while members := session_members(session):
-        now = time.monotonic()
-        if now >= end:
-            return members
+    started = time.monotonic()
+    members = session_members(session)
+    while members:
+        waited = time.monotonic() - started
+        if waited >= timeout:
+            break
         for pid in members:
-            if now >= trackers_end or not _is_tracker(pid):
+            if waited >= TRACKER_SECONDS or not _is_tracker(pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
         _reap(pid for pid in members if pid != session)
-    return ()
+        members = session_members(session)
+    return members
 
 
 def _reap(pids: Iterable[int]) -> None:
@@ -120,7 +118,7 @@ class Child:
         )
         self.pid = self._process.pid
         """Also the id of its process group and its session."""
-        self._tail = Tail()
+        self._tail = LastLines()
         self._sink = sink
         self._reader = threading.Thread(target=self._drain, name="engine-output", daemon=True)
         self._reader.start()
@@ -141,8 +139,8 @@ class Child:
             self._process.send_signal(signal.SIGTERM)
 
     def kill(self, *, timeout: float = 10.0) -> tuple[int, ...]:
-        """KILL the whole session, leader or not; answers the pids that outlived it (a process in a
-        driver call).
+        """KILL the whole session, also without its leader; returns the pids that outlived it, as a
+        process in a driver call does.
         """
         left = kill_session(self.pid, timeout=timeout)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -153,41 +151,40 @@ class Child:
     def finish(self, *, linger: float = 1.0) -> tuple[int, ...]:
         """After the leader's end: give descendants a moment to follow, then KILL the rest.
 
-        Answers the killed.
+        Returns the pids that had to be killed.
         """
         end = time.monotonic() + linger
-        while (members := session_members(self.pid)) and time.monotonic() < end:
+        members = session_members(self.pid)
+        while members and time.monotonic() < end:
             time.sleep(0.02)
+            members = session_members(self.pid)
         self.kill()
         return members
 
     def _drain(self) -> None:
         """Read to the end of the pipe. Lines longer than LINE_BYTES are cut."""
-        assert self._process.stdout is not None
-        fd, rest = self._process.stdout.fileno(), b""
-        while chunk := os.read(fd, _READ_BYTES):
+        output = self._process.stdout
+        assert output is not None
+        rest = b""
+        for chunk in iter(lambda: os.read(output.fileno(), _READ_BYTES), b""):
             *whole, rest = _LINE_END.split(rest + chunk)
             for line in whole:
                 self._line(line)
             if len(rest) > LINE_BYTES:
                 rest = rest[: LINE_BYTES + 1]
         self._line(rest)
-        self._process.stdout.close()
+        output.close()
 
     def _line(self, raw: bytes) -> None:
         if not raw.strip():
             return
-        line = raw[:LINE_BYTES].decode("utf-8", "replace") + (
-            " ..." if len(raw) > LINE_BYTES else ""
-        )
+        line = raw[:LINE_BYTES].decode("utf-8", "replace")
+        if len(raw) > LINE_BYTES:
+            line += " ..."
         self._tail.add(line)
-        try:
+        # A terminal may have gone, a file may be closed: the pipe must be drained all the same.
+        with contextlib.suppress(OSError, ValueError):
             self._sink(line)
-        except (
-            OSError,
-            ValueError,
-        ):  # a terminal that went away, a file that was closed: the pipe must be drained
-            return
 
 
 def exit_cause(status: int) -> str:
@@ -200,9 +197,7 @@ def exit_cause(status: int) -> str:
     """
     if status >= 0:
         return f"exited with status {status}"
-    name = signal.Signals(-status).name
+    cause = f"was killed by {signal.Signals(-status).name}"
     if -status == signal.SIGKILL:
-        hint = " (out of memory, or somebody ended it)"
-    else:
-        hint = ""
-    return f"was killed by {name}{hint}"
+        cause += " (out of memory, or somebody ended it)"
+    return cause

@@ -130,7 +130,7 @@ class Leftover:
     pids: tuple[int, ...]
 
     def reap(self, *, timeout: float = 15.0) -> tuple[int, ...]:
-        """KILL it; answers the pids that are still there. Nobody waits for its answers any more."""
+        """KILL it; returns the pids that are still there. Nobody waits for its answers any more."""
         left = kill_session(self.record.session, timeout=timeout)
         if not left:
             forget(self.path)
@@ -185,7 +185,7 @@ def require_clean(folder: Path, ports: Mapping[str, tuple[str, int]], *, reap: b
     """Refuse to start beside leftovers or on a taken port, or with ``reap`` end the leftovers
     first.
 
-    ``ports``: key of the config file -> host and port. Answers what was reaped, in sentences.
+    ``ports``: key of the config file -> host and port. Returns what was reaped, in sentences.
     Raises EngineStartError, naming every process. A process that is not a leftover of ours is never
     ended.
     """
@@ -193,24 +193,28 @@ def require_clean(folder: Path, ports: Mapping[str, tuple[str, int]], *, reap: b
     for leftover in find(folder):
         if not reap:
             problems.append(_left_behind(leftover))
-        elif stuck := leftover.reap():
+            continue
+        stuck = leftover.reap()
+        if stuck:
             problems.append(_stuck(leftover, stuck))
         else:
             notes.append(f"ended what an earlier run left behind: {_words(leftover)}")
     if problems:
         raise EngineStartError(problems)
-    taken = [port_problem(folder, key, host, port) for key, (host, port) in ports.items()]
-    if problems := [problem for problem in taken if problem is not None]:
+    for key, (host, port) in ports.items():
+        problem = port_problem(folder, key, host, port)
+        if problem is not None:
+            problems.append(problem)
+    if problems:
         raise EngineStartError(problems)
     return notes
 
 
 def port_problem(folder: Path, key: str, host: str, port: int) -> Problem | None:
     """Why the port cannot be bound; None when it can."""
+    family = socket.AF_INET
     if ":" in host:
         family = socket.AF_INET6
-    else:
-        family = socket.AF_INET
     with closing(socket.socket(family, socket.SOCK_STREAM)) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -227,45 +231,36 @@ def _taken(folder: Path, key: str, host: str, port: int, error: OSError) -> Prob
         here = socket.gethostname()
         sessions = {r.session for _, r in _records(folder) if r.port == port and r.host == here}
         ours = {pid for session in sessions for pid in session_members(session)}
-        rows = tuple(
-            (f"pid {p}", ("another specserve's engine: " if p in ours else "") + _command(p))
-            for p in _listeners(port)
-        )
-        return Problem(
-            "is taken; it must be free"
-            if rows
-            else "is taken by a process that cannot be seen; it must be free",
-            where,
-            rows,
-            f"--set {key}=N with a free port, or end that process",
-        )
+        what = "is taken by a process that cannot be seen; it must be free"
+        rows = []
+        for pid in _listeners(port):
+            what = "is taken; it must be free"
+            command = _command(pid)
+            if pid in ours:
+                command = f"another specserve's engine: {command}"
+            rows.append((f"pid {pid}", command))
+        fix = f"--set {key}=N with a free port, or end that process"
+        return Problem(what, where, tuple(rows), fix)
     return Problem(
-        (
-            f"cannot listen on {host}: {error.strerror}; it must be an address of "
-            "this machine and a port you may use"
-        ),
+        f"cannot listen on {host}: {error.strerror}; it must be an address of this machine and a "
+        "port that you may use",
         where,
         fix=f"set {key.removesuffix('port')}host and {key}",
     )
 
 
-def _listeners(port: int) -> Iterator[int]:
+def _listeners(port: int) -> list[int]:
     """Pids that listen on a TCP port; those of other users only with the right to see them."""
-    seen: set[int] = set()
     try:
         connections = psutil.net_connections("tcp")
     except psutil.AccessDenied:
-        return
+        return []
+    pids = set()
     for connection in connections:
         local = connection.laddr
-        if (
-            connection.status == psutil.CONN_LISTEN
-            and local
-            and local.port == port
-            and connection.pid
-        ):
-            seen.add(connection.pid)
-    yield from sorted(seen)
+        if connection.status == psutil.CONN_LISTEN and local and local.port == port:
+            pids.add(connection.pid)
+    return sorted(pid for pid in pids if pid is not None)
 
 
 def _records(folder: Path) -> Iterator[tuple[Path, Record]]:
@@ -296,10 +291,8 @@ def _members(record: Record) -> tuple[int, ...]:
 
 def _words(leftover: Leftover) -> str:
     pids = ", ".join(map(str, leftover.pids))
-    return (
-        f"pid {pids} (engine of specserve pid "
-        f"{leftover.record.supervisor}, port {leftover.record.port})"
-    )
+    record = leftover.record
+    return f"pid {pids} (engine of specserve pid {record.supervisor}, port {record.port})"
 
 
 def _left_behind(leftover: Leftover) -> Problem:
@@ -307,8 +300,7 @@ def _left_behind(leftover: Leftover) -> Problem:
     rows = [(f"pid {pid}", _command(pid)) for pid in leftover.pids]
     return Problem(
         f"specserve pid {record.supervisor} is gone and its engine still runs on port "
-        f"{record.port}; "
-        "it holds memory and must end first",
+        f"{record.port}; it holds memory and must end first",
         where="left behind",
         facts=(*rows, ("log", record.log)),
         fix="the same command with --reap",
@@ -317,10 +309,8 @@ def _left_behind(leftover: Leftover) -> Problem:
 
 def _stuck(leftover: Leftover, pids: Sequence[int]) -> Problem:
     return Problem(
-        (
-            f"pid {', '.join(map(str, pids))} did not end after SIGKILL, as a "
-            "process does that hangs in a driver call"
-        ),
+        f"pid {', '.join(map(str, pids))} did not end after SIGKILL; a process that hangs in a "
+        "driver call does not",
         where="left behind",
         facts=tuple((f"pid {pid}", _command(pid)) for pid in leftover.pids),
         fix="nvidia-smi; a GPU reset or a reboot ends such a process",

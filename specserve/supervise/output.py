@@ -13,16 +13,15 @@ from specserve.errors import ConfigError
 from specserve.log import Redactor
 
 LOG_BYTES = 10 * 1024**2
-"""Size at which the file starts anew, keeping one older file: the runtime folder is often memory.
-"""
+"""Size at which a new file begins; one older file is kept. The runtime folder is often memory."""
 
 _log = logging.getLogger("specserve.engine")
-_TROUBLE = re.compile(
+_WARNING = re.compile(
     r"(\([^()]*pid=\d+\) )?(?P<level>WARNING|ERROR|"
     r"CRITICAL):? +(\d\d-\d\d [\d:]{8} )?(\[[^\]]*\] )?(?P<text>.*)"
 )
 REMEMBERED = 1000
-"""Messages after which repetitions are no longer noticed."""
+"""So many messages are remembered; repetitions of later ones are not noticed."""
 
 
 class EngineLog:
@@ -39,10 +38,8 @@ class EngineLog:
                 self._handler.doRollover()  # the run before this one
         except OSError as error:
             raise ConfigError(
-                (
-                    f"cannot be written ({error.strerror}); the engine's log "
-                    "must be a file that you may write"
-                ),
+                f"cannot be written ({error.strerror}); the engine's log must be a file that you "
+                "may write",
                 where=str(path),
                 fix="--engine-log FILE",
             ) from error
@@ -55,7 +52,7 @@ class EngineLog:
         self._handler.close()
 
     def write(self, line: str) -> str:
-        """Append one line; answers it as it may be shown."""
+        """Append one line; returns it as it may be shown."""
         clean = self._redactor.redact(line)
         self._handler.handle(logging.makeLogRecord({"msg": clean}))
         _log.debug("%s", clean)
@@ -69,7 +66,7 @@ class _Quiet(RotatingFileHandler):
         """Nothing."""
 
 
-class Troubles:
+class EngineWarnings:
     """Warnings and errors in the output, each message once: every process of the engine repeats its
     parent's.
     """
@@ -78,17 +75,17 @@ class Troubles:
         self._seen: set[str] = set()
 
     def of(self, line: str) -> str | None:
-        """The line as it is to be shown, without process, time and place; empty for a repetition,
+        """The line to show, without process, time and place; empty for a repetition,
         None for a line that is no warning.
 
-        >>> troubles = Troubles()
-        >>> troubles.of("(EngineCore pid=7) WARNING 11-29 22:00:00 [x.py:1] slow")
+        >>> warnings = EngineWarnings()
+        >>> warnings.of("(EngineCore pid=7) WARNING 11-29 22:00:00 [x.py:1] slow")
         'warning: slow'
-        >>> (troubles.of("(Worker pid=8) WARNING 11-29 22:00:01 [x.py:1] slow"),
-        ...  troubles.of("INFO: no ERROR here"))
+        >>> (warnings.of("(Worker pid=8) WARNING 11-29 22:00:01 [x.py:1] slow"),
+        ...  warnings.of("INFO: no ERROR here"))
         ('', None)
         """
-        match = _TROUBLE.match(line)
+        match = _WARNING.match(line)
         if match is None:
             return None
         if match["text"] in self._seen:

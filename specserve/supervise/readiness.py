@@ -17,9 +17,8 @@ COMPLETION_SECONDS = 60.0
 
 
 class Readiness:
-    """Ready = /health answers, the served name is listed, and a completion returned a token.
-
-    Then the canary.
+    """Ready: /health returns 200, the served name is listed, a completion returned a token, and
+    the canary allows it.
     """
 
     def __init__(
@@ -37,7 +36,7 @@ class Readiness:
         except EngineError:
             return None
         if not healthy:
-            self.last_answer = "/health answers an error"
+            self.last_answer = "/health returns an error"
             return None
         try:
             return self._serves()
@@ -60,12 +59,12 @@ class Readiness:
         return self._canary() or Ready()
 
     def check_alive(self) -> Event | None:
-        """vLLM answers /health with 503 once its engine core is dead, seconds before its API
-        process ends. Silence is no proof: a busy engine may be slow."""
+        """vLLM returns 503 for /health once its engine core is dead, seconds before its API process
+        ends. Silence proves nothing: a busy engine may be slow."""
         try:
             alive = self._client.health(timeout=HEALTH_SECONDS)
         except EngineError:
             return None
         if alive:
             return None
-        return Failed("its engine core is dead (/health answers an error)")
+        return Failed("its engine core is dead (/health returns an error)")

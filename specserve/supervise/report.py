@@ -1,7 +1,4 @@
-"""What a launch tells while it runs, and whom.
-
-Printing is the business of whoever gives the callables.
-"""
+"""What a launch reports while it runs. Printing is left to the callables that it is given."""
 
 from __future__ import annotations
 
@@ -10,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specserve.findings import Finding
-from specserve.supervise.state import State
+from specserve.supervise.state import EngineState
 
 
 @dataclass(frozen=True)
 class Serving:
-    """What is known once the server is ready. None where the engine did not say."""
+    """What is known once the server is ready; None where the engine did not say."""
 
     url: str
     model: str
@@ -33,13 +30,13 @@ def _silent(*_: object) -> None:
 
 @dataclass(frozen=True)
 class Reporter:
-    """Whom to tell. Each may be called from another thread than the main one."""
+    """What to call, possibly from another thread than the main one."""
 
     note: Callable[[str], None] = _silent
     finding: Callable[[Finding], None] = _silent
     phase: Callable[[str, float], None] = _silent
-    """Phase of loading and seconds since the start; again and again while it lasts."""
+    """The phase of loading and the seconds since the start; called again while a phase lasts."""
     engine_line: Callable[[str], None] = _silent
     """A warning or an error of the engine."""
-    changed: Callable[[State, str], None] = _silent
+    changed: Callable[[EngineState, str], None] = _silent
     ready: Callable[[Serving], None] = _silent

@@ -12,13 +12,13 @@ from enum import Enum, StrEnum
 
 BACKOFF_MAX_SECONDS = 60.0
 STABLE_SECONDS = 600.0
-"""An engine that ran this long has earned a clean slate: earlier restarts no longer count."""
+"""After this long a run the restarts before it no longer count."""
 KILL_SECONDS = 20.0
-"""KILL to giving up: a process that hangs in a driver call cannot be ended."""
+"""From KILL to giving up: a process that hangs in a driver call cannot be ended."""
 
 
-class State(StrEnum):
-    """Supervisor's words, see docs/supervision.md."""
+class EngineState(StrEnum):
+    """The supervisor's words, see docs/supervision.md."""
 
     STOPPED = "stopped"
     STARTING = "starting"
@@ -57,7 +57,7 @@ class Failed:
     cause: str
     retry: bool = True
     fix: str | None = None
-    """What the user can do about it, where the one who says it knows."""
+    """What the user can do about it; None where that is not known."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Limits:
     max_restarts: int = 0
     backoff_seconds: float = 2.0
     grace_seconds: float = 5.0
-    """TERM to KILL for an engine that serves nobody."""
+    """From TERM to KILL for an engine that serves nobody."""
 
     def backoff(self, restarts: int) -> float:
         """Pause before restart number ``restarts`` (from 0): doubles each time.
@@ -108,7 +108,7 @@ class Limits:
 class Lifecycle:
     """Where the engine is in its life."""
 
-    state: State = State.STOPPED
+    state: EngineState = EngineState.STOPPED
     deadline: float | None = None
     """When the present state must have ended."""
     since: float = 0.0
@@ -120,7 +120,7 @@ class Lifecycle:
     retry: bool = True
     fix: str | None = None
     stop_signal: str | None = None
-    stopped_from: State | None = None
+    stopped_from: EngineState | None = None
     """The state in which the first stop signal arrived."""
     killed: bool = False
     """KILL was needed to end it."""
@@ -130,9 +130,16 @@ class Lifecycle:
     @property
     def over(self) -> bool:
         """Nothing more will happen."""
-        return self.state is State.FATAL or (
-            self.state is State.STOPPED and self.stop_signal is not None
+        return self.state is EngineState.FATAL or (
+            self.state is EngineState.STOPPED and self.stop_signal is not None
         )
+
+    def enter(self, state: EngineState, now: float, seconds: float | None = None) -> Lifecycle:
+        """The same life in another state, which must have ended after ``seconds``."""
+        deadline = None
+        if seconds is not None:
+            deadline = now + seconds
+        return replace(self, state=state, since=now, deadline=deadline)
 
 
 @dataclass(frozen=True)
@@ -148,48 +155,43 @@ class Transition:
 def advance(m: Lifecycle, event: Event, now: float, limits: Limits) -> Transition:
     """The one transition function."""
     match m.state, event:
-        case State.STOPPED, Start() if not m.over:
+        case EngineState.STOPPED, Start() if not m.over:
             return _start(m, now, limits, "start")
-        case State.STARTING, Ready():
-            running = replace(
-                m, state=State.RUNNING, since=now, deadline=None, was_ready=True, cause=None
-            )
+        case EngineState.STARTING, Ready():
+            running = replace(m.enter(EngineState.RUNNING, now), was_ready=True, cause=None)
             return Transition(running, reason="a completion made progress")
-        case ((State.STARTING | State.RUNNING), Failed(cause=cause, retry=retry, fix=fix)):
-            failed = replace(_forgiven(m, now), cause=cause, retry=retry, fix=fix)
-            return _stopping(failed, now + limits.grace_seconds, now, f"stopped because {cause}")
-        case ((State.STARTING | State.RUNNING), Exited(cause=cause)):
-            return _lost(replace(_forgiven(m, now), cause=cause), now, limits)
-        case State.STARTING, Tick() if _due(m, now):
+        case (
+            (EngineState.STARTING | EngineState.RUNNING),
+            Failed(cause=cause, retry=retry, fix=fix),
+        ):
+            failed = replace(_without_old_restarts(m, now), cause=cause, retry=retry, fix=fix)
+            return _stopping(failed, now, limits.grace_seconds, f"stopped because {cause}")
+        case ((EngineState.STARTING | EngineState.RUNNING), Exited(cause=cause)):
+            return _lost(replace(_without_old_restarts(m, now), cause=cause), now, limits)
+        case EngineState.STARTING, Tick() if _due(m, now):
             cause = f"not ready within {limits.start_timeout_seconds:g} s"
-            return _stopping(replace(m, cause=cause), now + limits.grace_seconds, now, cause)
-        case ((State.STARTING | State.RUNNING), Stop()):
+            return _stopping(replace(m, cause=cause), now, limits.grace_seconds, cause)
+        case ((EngineState.STARTING | EngineState.RUNNING), Stop()):
             return _stop(m, event, now, limits)
-        case State.BACKOFF, Tick() if _due(m, now):
+        case EngineState.BACKOFF, Tick() if _due(m, now):
             return _start(
                 replace(m, restarts=m.restarts + 1), now, limits, f"restart {m.restarts + 1}"
             )
-        case State.BACKOFF, Stop(signal=signal):
-            stopped = replace(
-                m, state=State.STOPPED, since=now, stop_signal=signal, stopped_from=m.state
-            )
+        case EngineState.BACKOFF, Stop(signal=signal):
+            asked = replace(m, stop_signal=signal, stopped_from=m.state)
+            stopped = asked.enter(EngineState.STOPPED, now)
             return Transition(stopped, reason=f"{signal} while waiting to restart")
-        case State.STOPPING, Stop():
-            return _hurry(m, event, now)
-        case State.STOPPING, Tick() if _due(m, now) and not m.killed:
+        case EngineState.STOPPING, Stop():
+            return _stop_again(m, event, now)
+        case EngineState.STOPPING, Tick() if _due(m, now) and not m.killed:
             return _kill(m, now, "still there after the time to stop")
-        case State.STOPPING, Tick() if _due(m, now):
+        case EngineState.STOPPING, Tick() if _due(m, now):
             stuck = f"still there {KILL_SECONDS:g} s after SIGKILL"
-            return Transition(
-                replace(m, state=State.FATAL, since=now, deadline=None, cause=stuck), reason=stuck
-            )
-        case State.STOPPING, Exited():
+            return _fatal(replace(m, cause=stuck), now)
+        case EngineState.STOPPING, Exited():
             if m.cause is not None and m.stop_signal is None:
                 return _lost(m, now, limits)
-            return Transition(
-                replace(m, state=State.STOPPED, since=now, deadline=None),
-                reason="the engine has ended",
-            )
+            return Transition(m.enter(EngineState.STOPPED, now), reason="the engine has ended")
         case _:
             return Transition(m)
 
@@ -199,15 +201,12 @@ def _due(m: Lifecycle, now: float) -> bool:
 
 
 def _start(m: Lifecycle, now: float, limits: Limits, reason: str) -> Transition:
-    until = now + limits.start_timeout_seconds
-    started = replace(m, state=State.STARTING, since=now, deadline=until, killed=False, fix=None)
-    return Transition(started, Action.START, reason)
+    started = m.enter(EngineState.STARTING, now, limits.start_timeout_seconds)
+    return Transition(replace(started, killed=False, fix=None), Action.START, reason)
 
 
-def _stopping(m: Lifecycle, deadline: float, now: float, reason: str) -> Transition:
-    return Transition(
-        replace(m, state=State.STOPPING, since=now, deadline=deadline), Action.TERMINATE, reason
-    )
+def _stopping(m: Lifecycle, now: float, seconds: float, reason: str) -> Transition:
+    return Transition(m.enter(EngineState.STOPPING, now, seconds), Action.TERMINATE, reason)
 
 
 def _kill(m: Lifecycle, now: float, reason: str) -> Transition:
@@ -218,18 +217,18 @@ def _stop(m: Lifecycle, event: Stop, now: float, limits: Limits) -> Transition:
     """The first stop signal: drain when somebody may be served, else just end."""
     asked = replace(m, stop_signal=event.signal, stopped_from=m.state)
     if event.at_once:
-        stopping = replace(asked, state=State.STOPPING, since=now, cut_short=True)
+        stopping = replace(asked, cut_short=True).enter(EngineState.STOPPING, now)
         return _kill(stopping, now, f"{event.signal}: ending at once")
-    if m.state is State.RUNNING:
+    if m.state is EngineState.RUNNING:
         wait = limits.drain_timeout_seconds
         verb = "draining"
     else:
         wait = limits.grace_seconds
         verb = "stopping"
-    return _stopping(asked, now + wait, now, f"{event.signal}: {verb}, {wait:g} s at most")
+    return _stopping(asked, now, wait, f"{event.signal}: {verb}, {wait:g} s at most")
 
 
-def _hurry(m: Lifecycle, event: Stop, now: float) -> Transition:
+def _stop_again(m: Lifecycle, event: Stop, now: float) -> Transition:
     """A stop signal while stopping. After a failure it is the first one: unless it says at once, it
     only cancels the restart."""
     again = m.stop_signal is not None
@@ -244,20 +243,23 @@ def _hurry(m: Lifecycle, event: Stop, now: float) -> Transition:
     return _kill(replace(asked, cut_short=True), now, f"{event.signal}: ending at once")
 
 
-def _forgiven(m: Lifecycle, now: float) -> Lifecycle:
-    """As its running ends: whether the restarts before it still count."""
-    if m.state is State.RUNNING and now - m.since >= STABLE_SECONDS:
+def _without_old_restarts(m: Lifecycle, now: float) -> Lifecycle:
+    """The restarts before a long stable run no longer count."""
+    if m.state is EngineState.RUNNING and now - m.since >= STABLE_SECONDS:
         return replace(m, restarts=0)
     return m
+
+
+def _fatal(m: Lifecycle, now: float) -> Transition:
+    return Transition(m.enter(EngineState.FATAL, now), reason=m.cause)
 
 
 def _lost(m: Lifecycle, now: float, limits: Limits) -> Transition:
     """Gone without having been asked: wait and restart, or give up."""
     if not m.retry or m.restarts >= limits.max_restarts:
-        return Transition(replace(m, state=State.FATAL, since=now, deadline=None), reason=m.cause)
+        return _fatal(m, now)
     pause = limits.backoff(m.restarts)
-    waiting = replace(m, state=State.BACKOFF, since=now, deadline=now + pause)
     return Transition(
-        waiting,
+        m.enter(EngineState.BACKOFF, now, pause),
         reason=f"{m.cause}; restart {m.restarts + 1} of {limits.max_restarts} in {pause:g} s",
     )

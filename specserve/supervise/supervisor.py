@@ -1,5 +1,4 @@
-"""The loop: wait for a signal or a tick, poll the child, ask whether it serves, advance the
-machine, act.
+"""The loop: wait for a signal or a tick, poll the child, advance the state machine, act.
 
 Signal handlers only put the number on a queue; everything else happens in the loop. A blocked
 ``SimpleQueue.get`` returns at once when a handler puts something, which waiting on an Event does
@@ -14,10 +13,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
 
 from specserve.supervise import state
 from specserve.supervise.child import Child, exit_cause
@@ -32,12 +30,12 @@ STOP_SIGNALS = (
 )
 
 Check = Callable[[], state.Event | None]
-"""Asks the engine something; blocks at most some seconds. None says: nothing new, ask again."""
+"""Asks the engine; blocks for some seconds at most. None means that there is nothing new yet."""
 
 
 @dataclass(frozen=True)
 class Hooks:
-    """What the supervisor calls; all of it belongs to whoever composes the program."""
+    """What the supervisor calls, from the program around it."""
 
     spawn: Callable[[], Child]
     """Starts the engine; may raise OSError."""
@@ -46,14 +44,14 @@ class Hooks:
     check_alive: Check
     """Asked while running: ``Failed`` when the engine says that it is dead."""
     changed: Callable[[Lifecycle, str], None]
-    """Told of every transition with its reason."""
+    """Called after every transition, with its reason."""
     gone: Callable[[Child], None]
-    """Told when a child has ended with its whole group."""
+    """Called when a child has ended with its whole group."""
 
 
 @dataclass(frozen=True)
-class _Answer:
-    """What a check answered, about which child."""
+class _Checked:
+    """What a check found, and about which child."""
 
     pid: int
     event: state.Event
@@ -74,16 +72,20 @@ class Supervisor:
     ) -> None:
         self.machine = Lifecycle()
         self.child: Child | None = None
-        self._hooks, self._limits, self._clock = hooks, limits, clock
-        self._tick, self._pauses = tick_seconds, (ready_seconds, alive_seconds)
-        self._queue: queue.SimpleQueue[int | _Answer] = queue.SimpleQueue()
+        self._hooks = hooks
+        self._limits = limits
+        self._clock = clock
+        self._tick = tick_seconds
+        self._ready_pause = ready_seconds
+        self._alive_pause = alive_seconds
+        self._queue: queue.SimpleQueue[int | _Checked] = queue.SimpleQueue()
 
     def run(self) -> Lifecycle:
-        """From start to end; answers the machine in its last state.
+        """Run from the start to the end; returns the machine in its last state.
 
         Whatever happens, no process stays behind.
         """
-        with captured_signals(self._queue):
+        with captured_signals(self._queue.put):
             try:
                 self._apply(state.Start())
                 while not self.machine.over:
@@ -91,11 +93,11 @@ class Supervisor:
                     self._poll()
                     self._apply(state.Tick())
             finally:
-                self._bury()
+                self._end_child()
         return self.machine
 
     def _wait(self) -> None:
-        """One tick, cut short by a signal or an answer."""
+        """One tick, cut short by a signal or by what a check found."""
         try:
             item = self._queue.get(timeout=self._tick)
         except queue.Empty:
@@ -107,14 +109,15 @@ class Supervisor:
             self._apply(item.event)
 
     def _poll(self) -> None:
-        """Has the leader gone? Then its whole group goes before anybody hears of it."""
-        child = self.child
-        if child is None or (status := child.poll()) is None:
+        """When the leader has gone, end its whole group, and then say so."""
+        if self.child is None:
             return
-        self._bury()
-        self._apply(state.Exited(exit_cause(status)))
+        status = self.child.poll()
+        if status is not None:
+            self._end_child()
+            self._apply(state.Exited(exit_cause(status)))
 
-    def _bury(self) -> None:
+    def _end_child(self) -> None:
         child, self.child = self.child, None
         if child is None:
             return
@@ -144,10 +147,9 @@ class Supervisor:
             self.child = self._hooks.spawn()
         except OSError as error:
             broken = error.filename is not None  # else the machine refused us a process or a pipe
+            fix = "free memory, or raise the limits on processes and files"
             if broken:
                 fix = "reinstall the engine"
-            else:
-                fix = "free memory, or raise the limits on processes and files"
             cause = f"{error.filename or 'the engine'} cannot be executed ({error.strerror})"
             self._apply(state.Failed(cause, retry=not broken, fix=fix))
             self._apply(state.Exited("never started"))
@@ -158,51 +160,51 @@ class Supervisor:
 
     def _ask(self, child: Child) -> None:
         """In a thread of its own: a check that hangs must not keep the loop from a signal."""
-        bug = state.Failed(
+        event: state.Event | None = state.Failed(
             "specserve's own readiness check failed, a bug",
             retry=False,
             fix="report the traceback above",
         )
-        event: state.Event | None = bug
         try:
-            event = self._until_decided(child, self._hooks.check_ready, self._pauses[0])
+            event = self._until_decided(child, self._hooks.check_ready, self._ready_pause)
         finally:
-            if event is not None:
-                self._queue.put(_Answer(child.pid, event))
+            self._decided(child, event)
         if isinstance(event, state.Ready):
-            event = self._until_decided(child, self._hooks.check_alive, self._pauses[1])
-            if event is not None:
-                self._queue.put(_Answer(child.pid, event))
+            event = self._until_decided(child, self._hooks.check_alive, self._alive_pause)
+            self._decided(child, event)
+
+    def _decided(self, child: Child, event: state.Event | None) -> None:
+        if event is not None:
+            self._queue.put(_Checked(child.pid, event))
 
     def _until_decided(self, child: Child, check: Check, pause: float) -> state.Event | None:
-        """Ask until there is an answer; None when the child has gone before."""
+        """Ask until there is an event; None when the child has gone before."""
         while self.child is child and child.poll() is None:
-            if (event := check()) is not None:
+            event = check()
+            if event is not None:
                 return event
             time.sleep(pause)
         return None
 
 
 @contextmanager
-def captured_signals(into: queue.SimpleQueue[Any]) -> Iterator[None]:
-    """Put the stop signals on a queue; afterwards the previous handlers are back.
+def captured_signals(put: Callable[[int], None]) -> Iterator[None]:
+    """Give the stop signals to ``put``, that of a queue; afterwards the previous handlers are back.
 
     A handler must not log, print or take a lock: it may run between any two instructions of the
     main thread.
     """
 
     def handler(number: int, _frame: FrameType | None) -> None:
-        into.put(number)
+        put(number)
 
-    previous: dict[signal.Signals, Any] = {}
-    for number in STOP_SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            previous[number] = signal.signal(number, handler)
-    try:
+    with ExitStack() as restoring:
+        for number in STOP_SIGNALS:
+            previous = signal.getsignal(number)
+            if previous is not signal.SIG_IGN:
+                signal.signal(number, handler)
+                restoring.callback(signal.signal, number, previous)
         yield
-    finally:
-        for number, old in previous.items():
-            signal.signal(number, old)
 
 
 def next_signal(captured: queue.SimpleQueue[int]) -> int:

@@ -1,6 +1,4 @@
-"""How a run ended: the machine's last state and the engine's last words become nothing, or the
-right exception.
-"""
+"""How a run ended: from the last state and the engine's last lines to an exception, or none."""
 
 from __future__ import annotations
 
@@ -9,43 +7,45 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specserve.errors import EngineLost, EngineStartError, Interrupted, Problem
-from specserve.supervise.state import Lifecycle, Limits, State
+from specserve.supervise.state import EngineState, Lifecycle, Limits
 
 TAIL_LINES = 20
 _NOISE = re.compile(r"nanobind: |See https://nanobind| - leaked | - \.\.\. skipped")
-"""Printed by an extension module of vLLM's while it exits, after whatever was the cause."""
+"""Printed by an extension module of vLLM's while it exits, after the lines about the cause."""
 
 
 @dataclass(frozen=True)
-class End:
-    """The last that was seen of an engine."""
+class LastSeen:
+    """What was known of an engine when it ended."""
 
     log: Path
-    """Where all its output lies."""
+    """The file with all its output."""
     phase: str = "starting"
     lines: tuple[str, ...] = ()
     status: int | None = None
     answer: str | None = None
-    """What the last readiness check met."""
+    """What the last readiness check found wrong."""
 
 
-def judge(machine: Lifecycle, end: End, limits: Limits) -> None:
+def judge(machine: Lifecycle, seen: LastSeen, limits: Limits) -> None:
     """Raise unless the engine was stopped cleanly."""
-    if machine.state is State.FATAL or machine.stopped_from in (State.STOPPING, State.BACKOFF):
+    stopped_from = machine.stopped_from
+    if machine.state is EngineState.FATAL or stopped_from in (
+        EngineState.STOPPING,
+        EngineState.BACKOFF,
+    ):
         if machine.was_ready:
-            raise EngineLost([failure(machine, end)])
-        raise EngineStartError([failure(machine, end)])
-    if machine.stopped_from is State.STARTING and machine.was_ready:
+            raise EngineLost([failure(machine, seen)])
+        raise EngineStartError([failure(machine, seen)])
+    if stopped_from is EngineState.STARTING and machine.was_ready:
         # The last lines are those of a restart.
         raise EngineLost(
-            (
-                f"{machine.cause}, after it had been ready; "
-                f"{machine.stop_signal} came before it was ready again"
-            ),
+            f"{machine.cause}, after it had been ready; {machine.stop_signal} came before it was "
+            "ready again",
             where="engine",
-            fix=f"read {end.log}",
+            fix=f"read {seen.log}",
         )
-    if machine.stopped_from is not State.RUNNING:
+    if stopped_from is not EngineState.RUNNING:
         raise Interrupted(f"{machine.stop_signal} before the engine was ready", where="launch")
     if machine.cut_short:
         raise Interrupted(
@@ -60,22 +60,24 @@ def judge(machine: Lifecycle, end: End, limits: Limits) -> None:
         )
 
 
-def failure(machine: Lifecycle, end: End) -> Problem:
+def failure(machine: Lifecycle, seen: LastSeen) -> Problem:
     """What happened, the cause where the log names one, and the last lines."""
     from specserve.engine.output import failures
 
-    log = (f"whole log: {end.log}",)
+    log = (f"whole log: {seen.log}",)
     cause = machine.cause or "is gone"
     if machine.fix is not None:  # our own verdict: the engine's lines have nothing to say about it
         return Problem(cause, "engine", (log,), machine.fix)
-    named = failures.diagnose(end.lines, exit_status=end.status)
-    what = (
-        f"{cause}, {'after it had been ready' if machine.was_ready else f'in phase {end.phase!r}'}"
-    )
+    what = f"{cause}, in phase {seen.phase!r}"
+    if machine.was_ready:
+        what = f"{cause}, after it had been ready"
+    fix = f"read {seen.log}"
+    named = failures.diagnose(seen.lines, exit_status=seen.status)
     if named is not None:
         what += f"; {named.message}"
-    elif end.answer is not None:
-        what += f"; the last check met: {end.answer}"
-    telling = [line for line in end.lines if not _NOISE.match(line)]
+        fix = named.fix
+    elif seen.answer is not None:
+        what += f"; the last check met: {seen.answer}"
+    telling = [line for line in seen.lines if not _NOISE.match(line)]
     rows = [(line,) for line in telling[-TAIL_LINES:]]
-    return Problem(what, "engine", (*rows, log), named.fix if named else f"read {end.log}")
+    return Problem(what, "engine", (*rows, log), fix)

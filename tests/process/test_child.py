@@ -15,7 +15,7 @@ from specserve.supervise.child import (
     KEPT_LINES,
     LINE_BYTES,
     Child,
-    Tail,
+    LastLines,
     kill_session,
     session_members,
 )
@@ -56,7 +56,7 @@ def test_a_long_line_is_cut_and_the_next_one_is_whole():
 
 def test_the_tail_keeps_the_newest_within_both_bounds():
     """2000 lines, and a megabyte."""
-    tail = Tail()
+    tail = LastLines()
     for n in range(KEPT_LINES + 5):
         tail.add(str(n))
     assert (tail.lines()[0], len(tail.lines())) == ("5", KEPT_LINES)

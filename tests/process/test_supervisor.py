@@ -17,7 +17,7 @@ import pytest
 from specserve.bench.load import LoadClient
 from specserve.supervise import state
 from specserve.supervise.child import Child
-from specserve.supervise.state import State
+from specserve.supervise.state import EngineState
 from specserve.supervise.supervisor import (
     STOP_SIGNALS,
     Hooks,
@@ -54,7 +54,7 @@ def supervisor(
 def test_a_program_that_cannot_be_executed_is_final():
     """No retry, the file named, nothing left."""
     machine = supervisor(lambda: Child(["/nonexistent/vllm"], {}, print)).run()
-    assert (machine.state, machine.retry) == (State.FATAL, False)
+    assert (machine.state, machine.retry) == (EngineState.FATAL, False)
     assert machine.cause == "/nonexistent/vllm cannot be executed (No such file or directory)"
 
 
@@ -67,7 +67,7 @@ def test_a_machine_that_has_no_process_left_is_not_a_broken_engine():
         )  # as a failed fork: no file is named
 
     machine = supervisor(spawn).run()
-    assert (machine.state, machine.retry) == (State.FATAL, True)
+    assert (machine.state, machine.retry) == (EngineState.FATAL, True)
     assert machine.cause == "the engine cannot be executed (Resource temporarily unavailable)"
     assert "limits on processes" in machine.fix
 
@@ -80,7 +80,7 @@ def test_a_bug_in_the_readiness_check_ends_the_start_at_once():
         raise KeyError("x")
 
     machine = supervisor(check_ready=check).run()
-    assert (machine.state, machine.fix) == (State.FATAL, "report the traceback above")
+    assert (machine.state, machine.fix) == (EngineState.FATAL, "report the traceback above")
 
 
 def test_an_exception_in_a_hook_leaves_no_process():
@@ -92,7 +92,7 @@ def test_an_exception_in_a_hook_leaves_no_process():
         return children[0]
 
     def changed(machine: state.Machine, _: str) -> None:
-        if machine.state is State.RUNNING:
+        if machine.state is EngineState.RUNNING:
             raise RuntimeError("a bug")
 
     with pytest.raises(RuntimeError, match="a bug"):
@@ -110,11 +110,11 @@ def test_a_signal_is_heard_although_a_check_hangs_and_the_old_handlers_come_back
     before = [signal.getsignal(number) for number in STOP_SIGNALS]
 
     def changed(machine: state.Machine, _: str) -> None:
-        if machine.state is State.STARTING:
+        if machine.state is EngineState.STARTING:
             os.kill(
                 os.getpid(), signal.SIGTERM
             )  # the handler is in place: the machine runs inside it
-        if machine.state is State.STOPPING:
+        if machine.state is EngineState.STOPPING:
             raise Heard(machine.stop_signal)
 
     hooks = Hooks(
@@ -129,7 +129,7 @@ def test_a_signal_is_heard_although_a_check_hangs_and_the_old_handlers_come_back
 def test_a_signal_that_another_thread_is_given_is_heard():
     """The kernel may give it to a thread that is just starting another; the main thread notices all the same."""
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
-    with captured_signals(signals), given_to_another_thread(signal.SIGTERM):
+    with captured_signals(signals.put), given_to_another_thread(signal.SIGTERM):
         assert next_signal(signals) == signal.SIGTERM
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from specserve.supervise.state import (
     Action,
+    EngineState,
     Event,
     Exited,
     Failed,
@@ -17,7 +18,6 @@ from specserve.supervise.state import (
     Limits,
     Ready,
     Start,
-    State,
     Stop,
     Tick,
     advance,
@@ -59,7 +59,7 @@ def test_a_crash_before_ready_is_fatal_without_restarts():
     """The cause is kept, and it was never ready."""
     machine, _ = walk(LIMITS, (0, Start()), (3, CRASH))
     assert (machine.state, machine.was_ready, machine.cause) == (
-        State.FATAL,
+        EngineState.FATAL,
         False,
         "exited with status 1",
     )
@@ -85,7 +85,7 @@ def test_a_start_that_hangs_is_ended_at_the_deadline():
         Action.KILL,
         Action.NONE,
     ]
-    assert (machine.state, machine.cause) == (State.FATAL, "not ready within 100 s")
+    assert (machine.state, machine.cause) == (EngineState.FATAL, "not ready within 100 s")
 
 
 def test_restarts_wait_twice_as_long_each_time_and_then_end():
@@ -105,10 +105,15 @@ def test_restarts_wait_twice_as_long_each_time_and_then_end():
 def test_ten_quiet_minutes_forgive_earlier_restarts():
     """A loss after 600 s of running starts the count anew; after 599 s it does not."""
     used_up = ((0, Start()), (1, CRASH), (3, Tick()), (4, CRASH), (8, Tick()), (10, Ready()))
-    assert walk(RESTARTS, *used_up, (610, CRASH))[0].state is State.BACKOFF
-    assert walk(RESTARTS, *used_up, (609, CRASH))[0].state is State.FATAL
-    assert walk(RESTARTS, *used_up, (610, Failed("dead")), (611, CRASH))[0].state is State.BACKOFF
-    assert walk(RESTARTS, *used_up, (609, Failed("dead")), (611, CRASH))[0].state is State.FATAL
+    assert walk(RESTARTS, *used_up, (610, CRASH))[0].state is EngineState.BACKOFF
+    assert walk(RESTARTS, *used_up, (609, CRASH))[0].state is EngineState.FATAL
+    assert (
+        walk(RESTARTS, *used_up, (610, Failed("dead")), (611, CRASH))[0].state
+        is EngineState.BACKOFF
+    )
+    assert (
+        walk(RESTARTS, *used_up, (609, Failed("dead")), (611, CRASH))[0].state is EngineState.FATAL
+    )
 
 
 def test_a_final_failure_is_not_tried_again():
@@ -138,7 +143,7 @@ def test_a_stop_while_running_drains():
         ("stopped", Action.NONE),
     ]
     assert (machine.stopped_from, machine.killed, machine.cut_short) == (
-        State.RUNNING,
+        EngineState.RUNNING,
         False,
         False,
     )
@@ -151,7 +156,7 @@ def test_a_drain_that_does_not_end_is_killed():
         LIMITS, (0, Start()), (5, Ready()), (10, TERM), (80, Tick()), (81, Tick()), (82, CRASH)
     )
     assert [a for _, a in seen[2:]] == [Action.TERMINATE, Action.KILL, Action.NONE, Action.NONE]
-    assert (machine.state, machine.killed, machine.cut_short) == (State.STOPPED, True, False)
+    assert (machine.state, machine.killed, machine.cut_short) == (EngineState.STOPPED, True, False)
 
 
 def test_a_second_signal_skips_the_drain():
@@ -166,7 +171,7 @@ def test_a_second_signal_skips_the_drain():
         (12, CRASH),
     )
     assert [a for _, a in seen[2:]] == [Action.TERMINATE, Action.KILL, Action.NONE, Action.NONE]
-    assert (machine.state, machine.cut_short) == (State.STOPPED, True)
+    assert (machine.state, machine.cut_short) == (EngineState.STOPPED, True)
 
 
 def test_sigquit_does_not_drain_at_all():
@@ -182,7 +187,7 @@ def test_a_stop_while_starting_gives_five_seconds_only():
         LIMITS, (0, Start()), (10, TERM), (14.9, Tick()), (15, Tick()), (16, CRASH)
     )
     assert [a for _, a in seen[1:]] == [Action.TERMINATE, Action.NONE, Action.KILL, Action.NONE]
-    assert (machine.state, machine.stopped_from) == (State.STOPPED, State.STARTING)
+    assert (machine.state, machine.stopped_from) == (EngineState.STOPPED, EngineState.STARTING)
 
 
 def test_a_stop_during_backoff_ends_at_once():
@@ -210,7 +215,7 @@ def test_sigquit_while_a_failed_engine_ends_does_not_wait_for_it():
 def test_a_process_that_outlives_kill_is_given_up():
     """Twenty seconds after KILL the supervisor stops waiting and says so."""
     machine, _ = walk(LIMITS, (0, Start()), (5, Ready()), (10, TERM), (80, Tick()), (100, Tick()))
-    assert (machine.state, machine.cause) == (State.FATAL, "still there 20 s after SIGKILL")
+    assert (machine.state, machine.cause) == (EngineState.FATAL, "still there 20 s after SIGKILL")
 
 
 QUIT = Stop("SIGQUIT", at_once=True)

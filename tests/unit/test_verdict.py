@@ -10,8 +10,8 @@ import pytest
 from specserve.commands.launch import block
 from specserve.errors import EngineLost, EngineStartError, Interrupted
 from specserve.supervise.report import Serving
-from specserve.supervise.state import Lifecycle, Limits, State
-from specserve.supervise.verdict import End, judge
+from specserve.supervise.state import EngineState, Lifecycle, Limits
+from specserve.supervise.verdict import LastSeen, judge
 
 LIMITS = Limits(start_timeout_seconds=100, drain_timeout_seconds=70)
 LOG = Path("/logs/engine.log")
@@ -20,8 +20,8 @@ LOG = Path("/logs/engine.log")
 def test_a_clean_drain_says_nothing():
     """Stopped from running, by one signal, without KILL."""
     judge(
-        Lifecycle(State.STOPPED, stop_signal="SIGTERM", stopped_from=State.RUNNING),
-        End(LOG),
+        Lifecycle(EngineState.STOPPED, stop_signal="SIGTERM", stopped_from=EngineState.RUNNING),
+        LastSeen(LOG),
         LIMITS,
     )
 
@@ -37,9 +37,9 @@ def test_a_failed_start_names_cause_phase_and_remedy():
         ' - leaked function "x"',
         " - ... skipped remainder",
     ]
-    end = End(LOG, "loading draft", ("Loading drafter model...", *lines, *noise), 1)
+    end = LastSeen(LOG, "loading draft", ("Loading drafter model...", *lines, *noise), 1)
     with pytest.raises(EngineStartError) as caught:
-        judge(Lifecycle(State.FATAL, cause="exited with status 1"), end, LIMITS)
+        judge(Lifecycle(EngineState.FATAL, cause="exited with status 1"), end, LIMITS)
     (problem,) = caught.value.problems
     assert problem.message == (
         "exited with status 1, in phase 'loading draft'; memory ran out while the draft was loaded"
@@ -54,70 +54,72 @@ def test_a_failed_start_names_cause_phase_and_remedy():
 
 def test_what_the_last_check_met_stands_in_for_a_cause():
     """A log that says nothing, but an engine that answered an error."""
-    end = End(
+    end = LastSeen(
         LOG, "starting server", ("INFO all well",), -15, "http://h/v1/completions: answered 500: no"
     )
     with pytest.raises(
         EngineStartError, match="the last check met: http://h/v1/completions: answered 500: no"
     ):
-        judge(Lifecycle(State.FATAL, cause="not ready within 100 s"), end, LIMITS)
+        judge(Lifecycle(EngineState.FATAL, cause="not ready within 100 s"), end, LIMITS)
 
 
 def test_a_refusal_of_our_own_shows_no_engine_lines():
     """The canary's words and remedy; the engine's log has nothing to add."""
-    machine = Lifecycle(State.FATAL, cause="canary: corrupt: x", retry=False, fix="--set a=b")
+    machine = Lifecycle(EngineState.FATAL, cause="canary: corrupt: x", retry=False, fix="--set a=b")
     with pytest.raises(EngineStartError) as caught:
-        judge(machine, End(LOG, "canary", ("INFO all well",), 0), LIMITS)
+        judge(machine, LastSeen(LOG, "canary", ("INFO all well",), 0), LIMITS)
     assert str(caught.value) == f"engine: canary: corrupt: x\n  whole log: {LOG}\nFix: --set a=b"
 
 
 def test_a_loss_after_ready_is_another_exception():
     """Exit code 5, and it says that it had been ready."""
-    machine = Lifecycle(State.FATAL, cause="was killed by SIGKILL", was_ready=True)
+    machine = Lifecycle(EngineState.FATAL, cause="was killed by SIGKILL", was_ready=True)
     with pytest.raises(EngineLost, match="was killed by SIGKILL, after it had been ready"):
-        judge(machine, End(LOG), LIMITS)
+        judge(machine, LastSeen(LOG), LIMITS)
 
 
-@pytest.mark.parametrize("stopped_from", [State.STOPPING, State.BACKOFF, State.STARTING])
+@pytest.mark.parametrize(
+    "stopped_from", [EngineState.STOPPING, EngineState.BACKOFF, EngineState.STARTING]
+)
 def test_a_signal_after_a_loss_does_not_hide_it(stopped_from):
     """Stopped by hand while it ended, waited or loaded again: lost all the same, with the cause."""
     machine = Lifecycle(
-        State.STOPPED, cause="its core is dead", was_ready=True, stop_signal="SIGTERM"
+        EngineState.STOPPED, cause="its core is dead", was_ready=True, stop_signal="SIGTERM"
     )
     with pytest.raises(EngineLost, match="its core is dead, after it had been ready"):
-        judge(replace(machine, stopped_from=stopped_from), End(LOG), LIMITS)
+        judge(replace(machine, stopped_from=stopped_from), LastSeen(LOG), LIMITS)
 
 
 def test_a_signal_after_a_failed_start_does_not_hide_it():
     """Exit code 4 and the canary's words, not 130."""
     machine = Lifecycle(
-        State.STOPPED, cause="canary: corrupt", fix="x", stopped_from=State.STOPPING
+        EngineState.STOPPED, cause="canary: corrupt", fix="x", stopped_from=EngineState.STOPPING
     )
     with pytest.raises(EngineStartError, match="canary: corrupt"):
-        judge(machine, End(LOG), LIMITS)
+        judge(machine, LastSeen(LOG), LIMITS)
 
 
 def test_a_drain_that_was_cut_off_by_kill_is_a_loss():
     """Requests may have been lost, so 0 would be a lie."""
     machine = Lifecycle(
-        State.STOPPED, stop_signal="SIGTERM", stopped_from=State.RUNNING, killed=True
+        EngineState.STOPPED, stop_signal="SIGTERM", stopped_from=EngineState.RUNNING, killed=True
     )
     with pytest.raises(EngineLost, match="did not end within 70 s after SIGTERM and was killed"):
-        judge(machine, End(LOG), LIMITS)
+        judge(machine, LastSeen(LOG), LIMITS)
 
 
 @pytest.mark.parametrize(
     ("machine", "words"),
     [
         (
-            Lifecycle(State.STOPPED, stop_signal="SIGINT", stopped_from=State.STARTING),
+            Lifecycle(EngineState.STOPPED, stop_signal="SIGINT", stopped_from=EngineState.STARTING),
             "SIGINT before the engine was ready",
         ),
         (
             Lifecycle(
-                State.STOPPED,
+                EngineState.STOPPED,
                 stop_signal="SIGINT",
-                stopped_from=State.RUNNING,
+                stopped_from=EngineState.RUNNING,
                 killed=True,
                 cut_short=True,
             ),
@@ -128,7 +130,7 @@ def test_a_drain_that_was_cut_off_by_kill_is_a_loss():
 def test_what_the_user_cut_short_is_an_interrupt(machine, words):
     """Exit code 130."""
     with pytest.raises(Interrupted, match=words):
-        judge(machine, End(LOG), LIMITS)
+        judge(machine, LastSeen(LOG), LIMITS)
 
 
 def test_the_block_leaves_out_what_is_not_known():
