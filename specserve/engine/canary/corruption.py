@@ -1,5 +1,5 @@
-"""Whether text made under speculation is the target's own. Pure: tokens and scores in, a reason or
-None out.
+"""Whether text made under speculation is the target's own. Pure: from tokens and scores to a
+reason, or None.
 
 The reference is the same server: a completion of one token is never drafted, so asking for one
 token after each prefix of a text says what the target would have written there. Equality of strings
@@ -12,14 +12,15 @@ import math
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from specserve.engine.http.transport import TokenScore
 
 FALSE_ALARM = 1e-5
 """Probability with which a correct sampler is called corrupt."""
 CLEAR_GAP_NATS = 2.0
 """A greedy token this far below the best one is no near-tie: bfloat16 moves a logit by tenths."""
 CLEAR_GAPS = 3
-"""As many clear gaps in one greedy text are no accident."""
+"""So many clear gaps in one greedy text are no accident."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,9 @@ def sampled_reason(texts: Sequence[Judged]) -> str | None:
     """Why the sampled texts are corrupt; None when they may be right."""
     if disagreement(texts) >= FALSE_ALARM:
         return None
-    drafted, alone, total = (
-        sum(a == b for t in texts for a, b in zip(t.drafted, t.greedy, strict=True)),
-        sum(a == b for t in texts for a, b in zip(t.sampled, t.greedy, strict=True)),
-        sum(len(t.drafted) for t in texts),
-    )
+    drafted = sum(a == b for t in texts for a, b in zip(t.drafted, t.greedy, strict=True))
+    alone = sum(a == b for t in texts for a, b in zip(t.sampled, t.greedy, strict=True))
+    total = sum(len(t.drafted) for t in texts)
     return (
         f"sampled text is not the target's: {drafted} of {total} tokens are its first choice, "
         f"without drafts {alone} of {total}"
@@ -96,21 +95,16 @@ def greedy_reason(gaps: Sequence[float]) -> str | None:
     )
 
 
-def gaps(
-    tokens: Sequence[int], scores: Sequence[Mapping[str, Mapping[str, Any]] | None]
-) -> list[float]:
+def gaps(tokens: Sequence[int], scores: Sequence[Mapping[str, TokenScore] | None]) -> list[float]:
     """Distance of each token to the best one in nats, from vLLM's ``prompt_logprobs`` at the same
     places.
     """
-    rows = [
-        (str(token), row)
-        for token, row in zip(tokens, scores, strict=True)
-        if row and str(token) in row
-    ]
-    return [
-        max(float(s["logprob"]) for s in row.values()) - float(row[token]["logprob"])
-        for token, row in rows
-    ]
+    found = []
+    for token, row in zip(tokens, scores, strict=True):
+        if row and str(token) in row:
+            best = max(score["logprob"] for score in row.values())
+            found.append(best - row[str(token)]["logprob"])
+    return found
 
 
 def collapse_reason(

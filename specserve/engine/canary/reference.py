@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from specserve.config.schema import Settings
 from specserve.engine.canary.corruption import Judged
 from specserve.engine.http.client import Completion, EngineClient, EngineRefused, Prompt
+from specserve.engine.http.transport import Json
 
 TOKENS = 32
-"""Of a greedy text."""
+"""The length of a greedy text."""
 COMPARED = 16
-"""Of them are compared: each costs a prefill of its prefix."""
+"""How many of those tokens are compared: each costs a prefill of its prefix."""
 SAMPLED_TOKENS = 4
-"""Short, but many: broken text stops repeating, and a lookup method then drafts, and breaks, no
-more.
-"""
+"""Short texts, but many: broken text stops repeating, and then a lookup method no longer drafts."""
 FEW_AT_ONCE = 4
 """In a large batch, memory that was never written often holds the right value by chance."""
 MOST_AT_ONCE = 16
@@ -31,7 +29,9 @@ CHAT = (
     },
 )
 
-PLAIN: Mapping[str, Any] = {
+Sampling = Mapping[str, Json]
+
+PLAIN: Sampling = {
     "top_p": 1.0,
     "top_k": 0,
     "min_p": 0.0,
@@ -40,13 +40,19 @@ PLAIN: Mapping[str, Any] = {
     "frequency_penalty": 0.0,
     "return_token_ids": True,
 }
-"""Said out loud, because a checkpoint's generation_config.json changes the defaults."""
-GREEDY = {**PLAIN, "temperature": 0.0}
-FULL = {**GREEDY, "ignore_eos": True}
-DEFAULT: Mapping[str, Any] = {"ignore_eos": True}
-"""As a client that says nothing about sampling."""
-COOL = {**PLAIN, "temperature": 0.3, "ignore_eos": True}
-WARM = {**PLAIN, "temperature": 1.0, "top_p": 0.95, "top_k": 20, "ignore_eos": True}
+"""Named, because a checkpoint's generation_config.json changes the defaults."""
+GREEDY: Sampling = {**PLAIN, "temperature": 0.0}
+FULL: Sampling = {**GREEDY, "ignore_eos": True}
+DEFAULT: Sampling = {"ignore_eos": True}
+"""What a client gets that asks for no sampling."""
+COOL: Sampling = {**PLAIN, "temperature": 0.3, "ignore_eos": True}
+WARM: Sampling = {
+    **PLAIN,
+    "temperature": 1.0,
+    "top_p": 0.95,
+    "top_k": 20,
+    "ignore_eos": True,
+}
 
 
 class OutOfTime(Exception):
@@ -54,27 +60,27 @@ class OutOfTime(Exception):
 
 
 @dataclass
-class Asker:
-    """Asks one engine, within a deadline."""
+class CanaryClient:
+    """The canary's requests to one engine, within a deadline."""
 
-    client: EngineClient
+    engine: EngineClient
     settings: Settings
     clock: Callable[[], float]
     deadline: float
     compared: int = 0
-    """Tokens that were compared."""
+    """How many tokens were compared."""
     _raw: str = RAW
 
-    def chat_or_raw(self, sampling: Mapping[str, Any]) -> Completion:
+    def chat_or_raw(self, sampling: Sampling) -> Completion:
         """A chat where there is a chat template: draft heads are trained on those."""
         try:
-            return self.client.chat(CHAT, max_tokens=TOKENS, timeout=self.left(), **sampling)
+            return self.engine.chat(CHAT, max_tokens=TOKENS, timeout=self.left(), **sampling)
         except EngineRefused as error:
-            if error.status == 503:  # full or ending; anything else may be the template
+            if error.status == 503:  # full, or about to end; anything else may be the template
                 raise
         return self.ask_raw(sampling)
 
-    def ask_raw(self, sampling: Mapping[str, Any]) -> Completion:
+    def ask_raw(self, sampling: Sampling) -> Completion:
         """The repetitive text; a short one where the model's context has no room for it."""
         if self._raw == RAW:
             try:
@@ -86,10 +92,10 @@ class Asker:
         return self.ask(SHORT, sampling, tokens=TOKENS // 2)
 
     def ask(
-        self, prompt: Prompt, sampling: Mapping[str, Any], *, tokens: int = TOKENS, **extra: Any
+        self, prompt: Prompt, sampling: Sampling, *, tokens: int = TOKENS, **extra: Json
     ) -> Completion:
         """One text."""
-        return self.client.complete(
+        return self.engine.complete(
             prompt, max_tokens=tokens, timeout=self.left(), **sampling, **extra
         )
 
@@ -100,7 +106,7 @@ class Asker:
             raise OutOfTime
         return seconds
 
-    def judge(self, texts: Sequence[Completion], sampling: Mapping[str, Any] | None) -> Judged:
+    def judge(self, texts: Sequence[Completion], sampling: Sampling | None) -> Judged:
         """Ask for one token after each prefix.
 
         The first token is left out: it follows the prefill, undrafted.
@@ -108,54 +114,50 @@ class Asker:
         made: list[int] = []
         prefixes: list[tuple[int, ...]] = []
         for text in texts:
-            ids, tokens = text.prompt_token_ids or (), (text.token_ids or ())[:COMPARED]
+            ids = text.prompt_token_ids or ()
+            tokens = (text.token_ids or ())[:COMPARED]
             made += tokens[1:]
             prefixes += [(*ids, *tokens[:i]) for i in range(1, len(tokens))]
         self.compared += len(made)
         distinct = list(dict.fromkeys(prefixes))
         first = dict(zip(distinct, self._next_tokens(distinct, FULL), strict=True))
+        sampled: tuple[int, ...] = ()
         if sampling:
             sampled = self._next_tokens(prefixes, sampling)
-        else:
-            sampled = ()
         return Judged(tuple(made), tuple(first[p] for p in prefixes), sampled)
 
     def _next_tokens(
-        self, prefixes: Sequence[Sequence[int]], sampling: Mapping[str, Any]
+        self, prefixes: Sequence[Sequence[int]], sampling: Sampling
     ) -> tuple[int, ...]:
         """One token after each: such a request ends before anything is drafted.
 
         The salt keeps KV entries that were written while drafting out of the reference.
         """
-        reference = {**sampling, "max_tokens": 1, "cache_salt": "specserve-canary"}
+        reference = {**sampling, "cache_salt": "specserve-canary"}
         found: list[int] = []
-        width = min([MOST_AT_ONCE, *self._limit()])
+        width = _least(MOST_AT_ONCE, self.settings.server.max_concurrent_requests)
         for start in range(0, len(prefixes), width):
-            answers = self.client.complete_each(
-                prefixes[start : start + width], timeout=self.left(), **reference
+            answers = self.engine.complete_each(
+                prefixes[start : start + width], max_tokens=1, timeout=self.left(), **reference
             )
-            found += [answer.token_ids[0] if answer.token_ids else -1 for answer in answers]
+            found += [(answer.token_ids or (-1,))[0] for answer in answers]
         return tuple(found)
 
-    def samples(
-        self, prompt: Sequence[int], sampling: Mapping[str, Any], wanted: int
-    ) -> list[Completion]:
+    def samples(self, prompt: Sequence[int], sampling: Sampling, wanted: int) -> list[Completion]:
         """Short texts after the repetitive one, in batches that the engine still drafts for."""
-        widest = [FEW_AT_ONCE, *self._limit()]
-        if self.settings.largest_drafting_batch is not None:
-            widest.append(self.settings.largest_drafting_batch)
-        # One more runs beside them.
-        width = max(1, min(widest) - 1)
+        settings = self.settings
+        widest = _least(
+            FEW_AT_ONCE, settings.server.max_concurrent_requests, settings.largest_drafting_batch
+        )
+        width = max(1, widest - 1)  # one more request runs beside them
         found: list[Completion] = []
         while len(found) < wanted:
-            prompts = [list(prompt)] * min(width, wanted - len(found))
-            found += self.client.complete_each(
+            prompts = [prompt] * min(width, wanted - len(found))
+            found += self.engine.complete_each(
                 prompts, max_tokens=SAMPLED_TOKENS, timeout=self.left(), **sampling
             )
         return found
 
-    def _limit(self) -> list[int]:
-        limit = self.settings.server.max_concurrent_requests
-        if limit is None:
-            return []
-        return [limit]
+
+def _least(*limits: int | None) -> int:
+    return min(limit for limit in limits if limit is not None)

@@ -1,5 +1,5 @@
-"""The check between "answers" and "ready": is text made under speculation the target's own, and do
-drafts help?
+"""The last check before "ready": is text made under speculation the target's own, and do drafts
+help?
 
 A greedy text, and sampled texts in a batch with greedy ones, are each compared with what the same
 server says without drafts (:mod:`specserve.engine.canary.corruption`). Drafts are counted by the
@@ -12,15 +12,24 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from specserve.config.schema import Settings
 from specserve.config.serving import Canary
 from specserve.config.speculation import WITHOUT_DRAFT
 from specserve.engine.canary import corruption
-from specserve.engine.canary.reference import COOL, DEFAULT, FULL, GREEDY, WARM, Asker, OutOfTime
+from specserve.engine.canary.reference import (
+    COOL,
+    DEFAULT,
+    FULL,
+    GREEDY,
+    WARM,
+    CanaryClient,
+    OutOfTime,
+)
 from specserve.engine.http.client import Completion, EngineClient, EngineRefused, EngineUnreachable
 from specserve.engine.http.metrics import EngineSnapshot, MetricsError, parse
+from specserve.engine.http.transport import TokenScore
 from specserve.units import percent
 
 CanaryVerdict = Literal["ok", "corrupt", "inactive", "ineffective", "unproven"]
@@ -83,10 +92,9 @@ def run(
     Raises EngineUnreachable when the engine is gone before it has said anything.
     """
     started = clock()
-    asker = Asker(
-        client, settings, clock, deadline=started + settings.engine.canary.timeout_seconds
-    )
-    return replace(_Canary(asker, sleep).result(), seconds=clock() - started)
+    deadline = started + settings.engine.canary.timeout_seconds
+    canary = _Canary(CanaryClient(client, settings, clock, deadline), settings, sleep)
+    return replace(canary.result(), seconds=clock() - started)
 
 
 @dataclass(frozen=True)
@@ -105,11 +113,12 @@ class _Counted:
 
 @dataclass
 class _Canary:
-    asker: Asker
+    client: CanaryClient
+    settings: Settings
     sleep: Callable[[float], None]
     greedy: list[_Counted] = field(default_factory=list)
     forced: _Counted | None = None
-    """With the model held to one token: every lookup method finds drafts then."""
+    """While the model was held to one token: every lookup method finds drafts then."""
     default: _Counted | None = None
     notes: list[str] = field(default_factory=list)
     """Why something could not be compared."""
@@ -120,144 +129,135 @@ class _Canary:
         failed = False
         try:
             corrupt = self._corrupt()
-            if corrupt is None and self.asker.settings.method is not None:
-                self._counted(lambda: self.asker.ask_raw(DEFAULT))
-                self.default = self.greedy.pop()
+            if corrupt is None and self.settings.method is not None:
+                _, self.default = self._counted(lambda: self.client.ask_raw(DEFAULT))
         except OutOfTime:
             self.notes.append(LATE)
         except EngineUnreachable:
-            if not self.greedy or self.asker.clock() < self.asker.deadline:
+            if not self.greedy or self.client.clock() < self.client.deadline:
                 raise
             self.notes.append(LATE)
         except EngineRefused as error:
             if error.status == 500:
-                corrupt, failed = f"the engine failed on a request: {error.body}", True
+                corrupt = f"the engine failed on a request: {error.body}"
+                failed = True
             else:
                 self.notes.append(str(error))
         verdict, reasons = self._verdict(corrupt)
-        if self.default:
+        default = None
+        if self.default is not None:
             default = self.default.position0
-        else:
-            default = None
-        drafts = self._drafts(self.greedy)
         return CanaryResult(
-            verdict, reasons, self._position0(), default, drafts, self.asker.compared, failed=failed
+            verdict,
+            reasons,
+            self._position0(),
+            default,
+            _drafts(self.greedy),
+            self.client.compared,
+            failed=failed,
         )
 
     def _verdict(self, corrupt: str | None) -> tuple[CanaryVerdict, tuple[str, ...]]:
         notes = tuple(self.notes)
         if corrupt:
             return "corrupt", (corrupt, *notes)
-        if (
-            self._drafts_expected()
-            and self._drafts([*self.greedy, *([self.forced] if self.forced else [])]) == 0
-        ):
+        counted = self.greedy
+        if self.forced is not None:
+            counted = [*self.greedy, self.forced]
+        if self._drafts_expected() and _drafts(counted) == 0:
             return "inactive", ("speculation is configured, but nothing was drafted", *notes)
-        floor, found = self.asker.settings.engine.canary.min_position0_acceptance, self._position0()
+        floor = self.settings.engine.canary.min_position0_acceptance
+        found = self._position0()
         if found is not None and found < floor:
-            so = (
-                f"{percent(found)} of drafts are accepted at position 0 of "
-                f"repetitive text, floor {percent(floor)}"
+            reason = (
+                f"{percent(found)} of drafts are accepted at position 0 of repetitive text, "
+                f"floor {percent(floor)}; the draft's weights were not applied, or are not for "
+                "this target"
             )
-            return "ineffective", (
-                f"{so}; the draft's weights were not applied, or are not for this target",
-                *notes,
-            )
-        return ("unproven" if notes else "ok"), notes
+            return "ineffective", (reason, *notes)
+        if notes:
+            return "unproven", notes
+        return "ok", ()
 
     def _position0(self) -> float | None:
         """Of the text where it is best, or of all together where each drafts little."""
-        known = [
-            (c.drafts, c.accepted_at_0)
-            for c in self.greedy
-            if c.drafts and c.accepted_at_0 is not None
-        ]
-        together = _Counted(
-            sum(drafts for drafts, _ in known), sum(accepted for _, accepted in known)
-        )
-        return max(
-            (p for c in (*self.greedy, together) if (p := c.position0) is not None), default=None
-        )
-
-    def _drafts(self, texts: Sequence[_Counted]) -> int | None:
-        known = [c.drafts for c in texts if c.drafts is not None]
-        if known:
-            return int(sum(known))
-        return None
+        known = [c for c in self.greedy if c.drafts and c.accepted_at_0 is not None]
+        drafts = sum(counted.drafts or 0 for counted in known)
+        accepted = sum(counted.accepted_at_0 or 0 for counted in known)
+        rates = [counted.position0 for counted in (*known, _Counted(drafts, accepted))]
+        return max((rate for rate in rates if rate is not None), default=None)
 
     def _drafts_expected(self) -> bool:
         """Whether a request that runs alone is drafted for: by the schedule, and by the method."""
-        settings = self.asker.settings
-        if settings.drafts_at(1) == 0:
+        if self.settings.drafts_at(1) == 0:
             return False
-        return settings.method not in WITHOUT_DRAFT or self.forced is not None
+        return self.settings.method not in WITHOUT_DRAFT or self.forced is not None
 
     def _corrupt(self) -> str | None:
         """A proof of corruption, or None. A target by itself only has to answer."""
-        if self.asker.settings.method is None:
-            self.asker.ask_raw(GREEDY)
+        if self.settings.method is None:
+            self.client.ask_raw(GREEDY)
             return None
-        texts = [
-            self._counted(lambda: self.asker.chat_or_raw(GREEDY)),
-            self._counted(lambda: self.asker.ask_raw(FULL)),
-        ]
+        texts = []
+        asks = (lambda: self.client.chat_or_raw(GREEDY), lambda: self.client.ask_raw(FULL))
+        for ask in asks:
+            text, counted = self._counted(ask)
+            texts.append(text)
+            self.greedy.append(counted)
         if any(text.token_ids is None or text.prompt_token_ids is None for text in texts):
             return self._corrupt_by_signs(texts)
         raw = texts[-1].prompt_token_ids or ()
         self._force_drafts(texts[-1])
         for text in texts:
-            if reason := self._corrupt_greedy(text):
+            reason = self._corrupt_greedy(text)
+            if reason:
                 return reason
         # Greedy and sampled in one batch: a sampler may mix them up. The greedy one now meets the
         # prefix cache.
         with ThreadPoolExecutor(1) as pool:
-            beside = pool.submit(self.asker.ask_raw, FULL)
-            if self.asker.settings.server.max_concurrent_requests == 1:
+            beside = pool.submit(self.client.ask_raw, FULL)
+            if self.settings.server.max_concurrent_requests == 1:
                 wait([beside])
-            cool = self.asker.samples(raw, COOL, 24)
-        judged = [self.asker.judge(cool, COOL)]
-        if reason := corruption.sampled_reason(judged) or self._corrupt_greedy(beside.result()):
+            cool = self.client.samples(raw, COOL, 24)
+        judged = [self.client.judge(cool, COOL)]
+        reason = corruption.sampled_reason(judged) or self._corrupt_greedy(beside.result())
+        if reason:
             return reason
         # Not before: an engine that mistakes top_k may die of it, and the proof above says more.
-        judged.append(self.asker.judge(self.asker.samples(raw, WARM, 8), WARM))
+        judged.append(self.client.judge(self.client.samples(raw, WARM, 8), WARM))
         return corruption.sampled_reason(judged)
 
     def _corrupt_by_signs(self, texts: Sequence[Completion]) -> str | None:
         """For engines that do not list tokens: what collapse looks like from outside."""
         greedy = self._position0()
-        text = self._counted(lambda: self.asker.ask_raw(COOL))
-        cool = self.greedy.pop()
+        text, cool = self._counted(lambda: self.client.ask_raw(COOL))
         self.notes.append(
             "the engine does not list its tokens, so texts could not be compared token by token"
         )
-        if reason := corruption.collapse_reason(greedy, cool.position0, cool.drafts or 0):
-            return reason
-        return next(
-            (r for t in (*texts, text) if (r := corruption.unprintable_reason(t.text))), None
-        )
+        reason = corruption.collapse_reason(greedy, cool.position0, cool.drafts or 0)
+        for completion in (*texts, text):
+            reason = reason or corruption.unprintable_reason(completion.text)
+        return reason
 
     def _corrupt_greedy(self, text: Completion) -> str | None:
-        judged = self.asker.judge([text], None)
+        judged = self.client.judge([text], None)
         if not corruption.suspicious(judged):
             return None
-        # Near-ties or not: the first request for scores may compile something, so it is made only
-        # now.
-        ids, made = text.prompt_token_ids or (), text.token_ids or ()
+        # Near-ties or not? Not asked before, because the first request for scores may compile.
+        ids = text.prompt_token_ids or ()
+        made = text.token_ids or ()
         scores = self._scores([*ids, *made])
         if scores is None:
             self.notes.append(
-                "greedy text leaves the target's choices, and the engine gives no scores to "
-                "weigh "
+                "greedy text leaves the target's choices, and the engine gives no scores to weigh "
                 "it"
             )
             return None
         return corruption.greedy_reason(corruption.gaps(made, scores[len(ids) :]))
 
-    def _scores(
-        self, tokens: Sequence[int]
-    ) -> Sequence[Mapping[str, Mapping[str, Any]] | None] | None:
+    def _scores(self, tokens: Sequence[int]) -> Sequence[Mapping[str, TokenScore] | None] | None:
         try:
-            return self.asker.ask(tokens, GREEDY, tokens=1, prompt_logprobs=1).prompt_logprobs
+            return self.client.ask(tokens, GREEDY, tokens=1, prompt_logprobs=1).prompt_logprobs
         except EngineRefused as error:
             if error.status != 400:  # as with --max-logprobs 0
                 raise
@@ -267,45 +267,40 @@ class _Canary:
         """Lookup methods draft only where text repeats: make it, before anything is called
         inactive.
         """
-        if (
-            self.asker.settings.method in WITHOUT_DRAFT
-            and self._drafts(self.greedy) == 0
-            and text.token_ids
-        ):
-            self._counted(
-                lambda: self.asker.ask_raw(
-                    {**FULL, "allowed_token_ids": list(text.token_ids or ())[-1:]}
-                )
-            )
-            self.forced = self.greedy.pop()
+        last = (text.token_ids or ())[-1:]
+        if self.settings.method in WITHOUT_DRAFT and _drafts(self.greedy) == 0 and last:
+            sampling = {**FULL, "allowed_token_ids": last}
+            _, self.forced = self._counted(lambda: self.client.ask_raw(sampling))
 
-    def _counted(self, ask: Callable[[], Completion]) -> Completion:
-        """Make one text; what was drafted meanwhile is kept in ``greedy``."""
+    def _counted(self, ask: Callable[[], Completion]) -> tuple[Completion, _Counted]:
+        """One text, and what was drafted for it."""
         before = self._snapshot()
         text = ask()
         after = self._snapshot()
         for _ in range(20):  # the counters are written just after the answer
-            if (
-                after is None
-                or before is None
-                or after.finished_requests != before.finished_requests
-            ):
+            if before is None or after is None:
+                break
+            if after.finished_requests != before.finished_requests:
                 break
             self.sleep(0.05)
             after = self._snapshot()
-        self.greedy.append(_between(before, after))
-        return text
+        return text, _between(before, after)
 
     def _snapshot(self) -> EngineSnapshot | None:
         try:
-            return parse(
-                self.asker.client.metrics_text(timeout=self.asker.left()),
-                at_seconds=self.asker.clock(),
-            )
+            text = self.client.engine.metrics_text(timeout=self.client.left())
+            return parse(text, at_seconds=self.client.clock())
         except (MetricsError, EngineRefused) as error:
             if str(error) not in self.notes:
                 self.notes.append(str(error))
             return None
+
+
+def _drafts(texts: Sequence[_Counted]) -> int | None:
+    known = [counted.drafts for counted in texts if counted.drafts is not None]
+    if known:
+        return int(sum(known))
+    return None
 
 
 def _between(before: EngineSnapshot | None, after: EngineSnapshot | None) -> _Counted:
@@ -313,7 +308,7 @@ def _between(before: EngineSnapshot | None, after: EngineSnapshot | None) -> _Co
     if before is None or after is None:
         return _Counted(None, None)
     drafts = (after.total("drafts") or 0) - (before.total("drafts") or 0)
-    at_0 = [
-        s.accepted_per_position[0] if s.accepted_per_position else None for s in (before, after)
-    ]
-    return _Counted(drafts, None if at_0[0] is None or at_0[1] is None else at_0[1] - at_0[0])
+    accepted = None
+    if before.accepted_per_position and after.accepted_per_position:
+        accepted = after.accepted_per_position[0] - before.accepted_per_position[0]
+    return _Counted(drafts, accepted)
