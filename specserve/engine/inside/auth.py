@@ -1,4 +1,4 @@
-"""ASGI middleware for vLLM's ``--middleware``: with an API key set, nearly every path wants it.
+"""ASGI middleware for vLLM's ``--middleware``: with an API key set, nearly every path asks for it.
 
 vLLM's own check covers ``/v1``, ``/v2``, ``/inference`` and ``/cohere``
 (``entrypoints/serve/middleware``, 0.32, read 2026-11-29): ``/invocations`` completes a prompt for
@@ -14,26 +14,25 @@ from specserve.engine.command import environment
 from specserve.engine.inside.asgi import App, Receive, Scope, Send
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/metrics", "/version"})
-"""What load balancers, Kubernetes and Prometheus ask without a key.
+"""What load balancers, Kubernetes and Prometheus ask for without a key.
 
-They tell nothing of prompts or answers.
+Nothing there is about prompts or answers.
 """
 
 _BODY = b'{"error": "Unauthorized"}'
 
 
 class RequireKey:
-    """Answers 401 to whoever does not send ``Authorization: Bearer KEY``; does nothing when no key
-    is set.
+    """Returns 401 for a request without ``Authorization: Bearer KEY``; passes everything through
+    when no key is set.
     """
 
     def __init__(self, app: App, key: str | None = None) -> None:
-        """``key`` None takes the one the engine itself was given, VLLM_API_KEY."""
+        """``key`` None takes the engine's own, VLLM_API_KEY."""
         self._app = app
         key = key or environment.api_key()
-        if key is None:
-            self._digest = None
-        else:
+        self._digest = None
+        if key is not None:
             self._digest = sha256(key.encode()).digest()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,5 +1,5 @@
-"""The load generator: vLLM's own benchmark client, kept in one process because its import costs 12
-s.
+"""The load generator: vLLM's own benchmark client, kept in one process because its import takes
+12 s.
 
 Runs as ``python -m specserve.engine.inside.client_worker`` under the interpreter that has vLLM.
 Protocol: one JSON job a line on stdin, one JSON answer a line on the original stdout; everything
@@ -19,32 +19,37 @@ from typing import Any
 from vllm.benchmarks import serve
 from vllm.benchmarks.datasets import SampleRequest
 
+JsonObject = dict[str, Any]
 
-def _sample(request: dict[str, Any]) -> SampleRequest:
+
+def _sample(request: JsonObject) -> SampleRequest:
     """A request as vLLM's client wants it.
 
     Lengths come from the server's own count, so no tokenizer is loaded.
     """
-    messages = request.get("messages")
+    chat = {}
+    if request.get("messages"):
+        chat["chat_messages"] = request["messages"]
     return SampleRequest(
         prompt=request.get("prompt") or "",
         prompt_len=1,
         expected_output_len=request["max_tokens"],
         request_id=request["id"],
         timestamp=request.get("at_seconds"),
-        **({"chat_messages": messages} if messages else {}),
+        **chat,
     )
 
 
-async def _run(job: dict[str, Any]) -> dict[str, Any]:
-    is_chat = job["requests"][0].get("messages") is not None
-    if is_chat:
-        path = "/v1/chat/completions"
-    else:
-        path = "/v1/completions"
-    result: dict[str, Any] = await serve.benchmark(
+async def _run(job: JsonObject) -> JsonObject:
+    endpoint, path = "openai", "/v1/completions"
+    if job["requests"][0].get("messages") is not None:
+        endpoint, path = "openai-chat", "/v1/chat/completions"
+    ssl_context = None
+    if not job["verify"]:
+        ssl_context = False
+    result: JsonObject = await serve.benchmark(
         task_type=serve.TaskType.GENERATION,
-        endpoint_type="openai-chat" if is_chat else "openai",
+        endpoint_type=endpoint,
         api_url=job["base_url"] + path,
         base_url=job["base_url"],
         model_id=job["model"],
@@ -67,7 +72,7 @@ async def _run(job: dict[str, Any]) -> dict[str, Any]:
         extra_body=job["sampling"],
         ready_check_timeout_sec=0,
         self_timed=job["timed"],
-        ssl_context=None if job["verify"] else False,
+        ssl_context=ssl_context,
     )
     return {
         key: result[key]
@@ -84,6 +89,10 @@ async def _run(job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+BROKEN = (ValueError, TypeError, KeyError, AttributeError, OSError, RuntimeError)
+"""What a job can raise, also in a version of vLLM whose client takes other arguments."""
+
+
 def main() -> None:
     """Answer jobs until stdin ends."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -95,14 +104,7 @@ def main() -> None:
         for line in sys.stdin:
             try:
                 answer = asyncio.run(_run(json.loads(line)))
-            except (
-                ValueError,
-                TypeError,
-                KeyError,
-                AttributeError,
-                OSError,
-                RuntimeError,
-            ) as error:
+            except BROKEN as error:
                 answer = {"failed": f"{type(error).__name__}: {error}"}
             print(json.dumps(answer), file=answers, flush=True)
 

@@ -28,8 +28,8 @@ _BODY = json.dumps({"error": _ERROR}).encode()
 
 
 class RefuseWhileDraining:
-    """Passes everything through until SIGTERM or SIGINT; then answers each POST itself. GETs, like
-    /health and /metrics, stay."""
+    """Passes everything through until SIGTERM or SIGINT; then refuses each POST. A GET, as for
+    /health and /metrics, still passes."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -55,7 +55,7 @@ class RefuseWhileDraining:
 
 
 def listen(numbers: Iterable[signal.Signals], heard: Callable[[], None]) -> None:
-    """Call ``heard`` on each of the signals, before whoever handles them now. For code inside the
+    """Call ``heard`` on each of the signals, before the handlers of now. For code inside the
     engine: an event loop still gets its signals, through the file descriptor that the interpreter
     writes them to."""
     for number in numbers:

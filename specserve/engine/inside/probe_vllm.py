@@ -1,5 +1,5 @@
-"""Executed by the interpreter that has vLLM, as a file: writes what that vLLM knows to the file
-named in argv[1].
+"""Run as a script by the interpreter that has vLLM: writes what that vLLM knows to the file named
+in argv[1].
 
 Imports nothing of specserve. Names inside vLLM move between versions, so every question stands
 alone: one that fails is listed under ``unanswered`` with its reason, and the others are still
@@ -31,7 +31,7 @@ MOVED = (
     AssertionError,
     IndexError,
 )
-"""What asking another version for something it names otherwise can raise."""
+"""What a question can raise in a version that has another name for something."""
 ROOTS = ("Module", "Protocol", "Generic", "ABC", "object")
 """Bases of model classes that are not models themselves."""
 KINDS = {"_StoreTrueAction": "switch", "BooleanOptionalAction": "toggle", "_AppendAction": "repeat"}
@@ -47,19 +47,21 @@ def flags() -> dict[str, Any]:
         from vllm.entrypoints.openai.cli_args import make_arg_parser
 
     parser: argparse.ArgumentParser = make_arg_parser(FlexibleArgumentParser())
-    return {
-        action.option_strings[0]: {
+    found = {}
+    for action in parser._actions:
+        if not action.option_strings or action.dest == "help":
+            continue
+        kind = "value"
+        if action.nargs in ("+", "*"):
+            kind = "list"
+        found[action.option_strings[0]] = {
             "options": action.option_strings,
-            "kind": KINDS.get(
-                type(action).__name__, "list" if action.nargs in ("+", "*") else "value"
-            ),
+            "kind": KINDS.get(type(action).__name__, kind),
             "optional_value": action.nargs == "?",
-            "choices": None if action.choices is None else [str(c) for c in action.choices],
+            "choices": action.choices and [str(choice) for choice in action.choices],
             "type": getattr(action.type, "__name__", None),
         }
-        for action in parser._actions
-        if action.option_strings and action.dest != "help"
-    }
+    return found
 
 
 def speculative_keys() -> dict[str, list[str] | None]:
@@ -89,14 +91,14 @@ def methods() -> list[str]:
     """Values of ``method``."""
     from vllm.config import speculative
 
-    return [str(m) for m in typing.get_args(speculative.SpeculativeMethod)]
+    return list(typing.get_args(speculative.SpeculativeMethod))
 
 
 def mtp_model_types() -> list[str]:
     """Draft model types that make the method ``mtp``."""
     from vllm.config import speculative
 
-    return [str(m) for m in typing.get_args(speculative.MTPModelTypes)]
+    return list(typing.get_args(speculative.MTPModelTypes))
 
 
 class _AnyConfig(SimpleNamespace):
@@ -105,9 +107,9 @@ class _AnyConfig(SimpleNamespace):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if name in ("text_config", "get_text_config"):
-            if name == "text_config":
-                return self
+        if name == "text_config":
+            return self
+        if name == "get_text_config":
             return lambda: self
         return {"layer_types": [], "mtp_config": {"num_nextn_predict_layers": 1}}.get(name, 1)
 
@@ -129,10 +131,12 @@ def mtp_sources() -> dict[str, str]:
     for name in sorted(
         {*_CONFIG_REGISTRY, *CONFIG_MAPPING_NAMES, *ModelRegistry.get_supported_archs()}
     ):
-        is_architecture = name[:1].isupper()
+        model_type, architecture = name, "-"
+        if name[:1].isupper():
+            model_type, architecture = "-", name
         config = _AnyConfig(
-            model_type="-" if is_architecture else name,
-            architectures=[name if is_architecture else "-"],
+            model_type=model_type,
+            architectures=[architecture],
             quantization_config=None,
             mtp_layer_types=None,
         )
@@ -208,7 +212,7 @@ def transformers_architectures() -> list[str]:
 
 
 def environment_names() -> list[str]:
-    """The ``VLLM_*`` variables it reads."""
+    """The ``VLLM_*`` variables that it reads."""
     import vllm.envs
 
     return sorted(vllm.envs.environment_variables)
@@ -279,8 +283,9 @@ def runner_refusals() -> dict[str, dict[str, list[str]]]:
 
 
 def main() -> None:
-    """Answer every question, write the answers as JSON. Half of the time would go into collecting
-    garbage while vLLM is imported, and into taking it apart at the end."""
+    """Answer every question and write the answers as JSON."""
+    # Half of the time would go into collecting garbage while vLLM is imported, and into taking it
+    # apart at the end.
     gc.disable()
     # A vLLM that fails here is broken, not merely another version.
     import vllm.engine.arg_utils  # noqa: F401

@@ -2,8 +2,8 @@
 
 vLLM calls :func:`register` in each of its processes (``vllm.general_plugins``), in a worker just
 before the platform registers its stand-ins for Triton kernels (``v1/worker/worker_base.py``).
-Nothing happens unless whoever started the engine asked for it, and unless a test in this very
-process shows the defect.
+Nothing happens unless the start of the engine asked for it, and a test in this very process shows
+the defect.
 
 ``cpu-speculative-sampling`` (vllm-project/vllm#55005, vLLM 0.26 to 0.33): the CPU stand-in of
 ``expand_kernel`` repeats a value per request over that request's draft tokens, but writes into an
@@ -31,20 +31,23 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from specserve.engine.command.environment import requested_repairs
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CPU_SPECULATIVE_SAMPLING = "cpu-speculative-sampling"
 CPU_YIELDING = "cpu-yielding"
 PAUSE_SECONDS = 2e-5
-"""Between two looks of a process that waits for another. A step takes milliseconds."""
+"""The pause of a process that waits for another. A step takes milliseconds."""
 _PR_SET_TIMERSLACK = 29
 _SLACK_NANOSECONDS = 1000
 
 # A child of vLLM's logger: written by its handler, with the process named in front.
 _log = logging.getLogger("vllm.specserve")
-_LINE = re.compile(r"specserve repair (?P<name>[a-z0-9-]+): (?P<outcome>applied|not applied)")
+_LINE = re.compile(r"specserve repair ([a-z0-9-]+): applied")
 
 
 def available_repairs() -> Mapping[str, str]:
@@ -66,8 +69,7 @@ def applied_in(lines: Iterable[str]) -> tuple[str, ...]:
     >>> applied_in([line])
     ('cpu-speculative-sampling',)
     """
-    found = (match for line in lines if (match := _LINE.search(line)))
-    return tuple(dict.fromkeys(match["name"] for match in found if match["outcome"] == "applied"))
+    return tuple(dict.fromkeys(name for line in lines for name in _LINE.findall(line)))
 
 
 def register() -> None:
@@ -75,15 +77,13 @@ def register() -> None:
     for name, repair in _REPAIRS.items():
         if name in requested_repairs():
             outcome = repair()
-        else:
-            outcome = None
-        if outcome is not None:
-            _log.info("specserve repair %s: %s", name, outcome)
+            if outcome is not None:
+                _log.info("specserve repair %s: %s", name, outcome)
 
 
 def repair_cpu_speculative_sampling() -> str | None:
-    """What was done, for the log;
-    None where there is nothing to say (no CPU engine, or repaired already).
+    """What was done, for the log; None where there is nothing to say (no CPU engine, or repaired
+    already).
     """
     try:
         from vllm.platforms import current_platform
@@ -100,16 +100,15 @@ def repair_cpu_speculative_sampling() -> str | None:
     import vllm._custom_ops  # noqa: F401
 
     guarded = _guard_top_k()
-    broken = stand_in is not None and shows_defect(stand_in)
-    if stand_in is not None and broken:
+    if stand_in is not None and shows_defect(stand_in):
         cpu_triton_utils._expand_kernel_impl = expand
         _rebind(stand_in)
-    if broken or guarded:
         return "applied"
-    return (
-        "not applied: this vLLM "
-        f"{'has no such stand-in' if stand_in is None else ('does not have the defect')}"
-    )
+    if guarded:
+        return "applied"
+    if stand_in is None:
+        return "not applied: this vLLM has no such stand-in"
+    return "not applied: this vLLM does not have the defect"
 
 
 def shows_defect(stand_in: Callable[..., None]) -> bool:
@@ -144,9 +143,9 @@ def shows_defect(stand_in: Callable[..., None]) -> bool:
 
 
 def expand(  # noqa: PLR0917  # vLLM passes them by position, in the kernel's order
-    output: Any,
-    input_val: Any,
-    cu_num_tokens: Any,
+    output: Tensor,
+    input_val: Tensor,
+    cu_num_tokens: Tensor,
     replace_from: float,
     replace_to: float,
     MAX_NUM_TOKENS: int | None = None,  # noqa: N803  # the kernel's own name
@@ -177,7 +176,7 @@ def _guard_top_k() -> bool:
     if original is None or not fails_without_rows(original):
         return False
 
-    def apply_top_k_only(logits: Any, k: Any) -> Any:
+    def apply_top_k_only(logits: Tensor, k: Tensor) -> Tensor:
         if k.numel():
             return original(logits, k)
         return logits
@@ -186,7 +185,7 @@ def _guard_top_k() -> bool:
     return True
 
 
-def fails_without_rows(top_k: Callable[[Any, Any], Any]) -> bool:
+def fails_without_rows(top_k: Callable[[Tensor, Tensor], Tensor]) -> bool:
     """Whether masking no row at all raises, instead of returning no row."""
     import torch
 
@@ -208,8 +207,8 @@ def _rebind(broken: Callable[..., None]) -> None:
 
 
 def repair_cpu_yielding() -> str | None:
-    """What was done, for the log;
-    None where there is nothing to say (no CPU engine, or repaired already).
+    """What was done, for the log; None where there is nothing to say (no CPU engine, or repaired
+    already).
     """
     try:
         from vllm.distributed import utils
