@@ -12,7 +12,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -39,11 +38,11 @@ class Sign:
     """One row of ``failure_signs.yaml``; the file explains the columns."""
 
     cause: str
-    pattern: re.Pattern[str]
+    pattern: str
     message: str
     fix: str
     late: bool = False
-    context: re.Pattern[str] | None = None
+    context: str | None = None
 
 
 _PREFIX = re.compile(
@@ -57,15 +56,7 @@ _PREFIX = re.compile(
 def signs() -> tuple[Sign, ...]:
     """The table in ``failure_signs.yaml``."""
     rows = yaml.safe_load(SIGNS_FILE.read_text(encoding="utf-8"))
-    return tuple(_sign(**row) for row in rows)
-
-
-def _sign(*, pattern: str, context: str | None = None, **columns: Any) -> Sign:
-    if context is None:
-        around = None
-    else:
-        around = re.compile(context)
-    return Sign(pattern=re.compile(pattern, re.MULTILINE), context=around, **columns)
+    return tuple(Sign(**row) for row in rows)
 
 
 _OOM = re.compile(
@@ -128,32 +119,38 @@ def diagnose(lines: Sequence[str], *, exit_status: int | None = None) -> Failure
 
 def _first(text: str, *, late: bool) -> Failure | None:
     for sign in signs():
-        if sign.late is late and (match := sign.pattern.search(text)):
-            if sign.context:
-                around = sign.context.search(text)
-            else:
-                around = None
-            if around or sign.context is None:
-                return _failure(sign, match, text, around.groupdict() if around else {})
+        if sign.late is not late:
+            continue
+        match = re.search(sign.pattern, text, re.MULTILINE)
+        if match is None:
+            continue
+        groups = match.groupdict()
+        if sign.context is not None:
+            around = re.search(sign.context, text)
+            if around is None:
+                continue
+            groups |= around.groupdict()
+        return _failure(sign, match, groups)
     return None
 
 
-def _failure(
-    sign: Sign, match: re.Match[str], text: str, around: Mapping[str, str | None]
-) -> Failure:
-    groups = {k: v for k, v in {**match.groupdict(), **around}.items() if v is not None}
-    path = groups.get("path") or groups.get("p2") or groups.get("p3") or ""
-    values = dict.fromkeys(match.re.groupindex, "") | groups | {"path": path}
+def _failure(sign: Sign, match: re.Match[str], groups: Mapping[str, str | None]) -> Failure:
+    values = {name: value or "" for name, value in groups.items()}
+    values["path"] = values.get("path") or values.get("p2") or values.get("p3") or ""
     fix = sign.fix
     if sign.cause == "context-does-not-fit" and not values["fits"]:
         fix = "lower engine.max_model_len, or raise engine.gpu_memory_utilization"
-    start = (
-        text.rfind("\n", 0, match.start() if "\n" not in match.group().strip() else match.end()) + 1
-    )
-    end = text.find("\n", match.end())
-    evidence = text[start : end if end != -1 else len(text)].strip()
+    # The whole line of the match, or the last one where it has several.
+    text, edge = match.string, match.start()
+    if "\n" in match.group().strip():
+        edge = match.end()
+    start = text.rfind("\n", 0, edge) + 1
+    evidence = text[start : match.end()] + text[match.end() :].partition("\n")[0]
     return Failure(
-        sign.cause, sign.message.format_map(values).strip(), fix.format_map(values), evidence[:400]
+        sign.cause,
+        sign.message.format_map(values).strip(),
+        fix.format_map(values),
+        evidence.strip()[:400],
     )
 
 

@@ -1,7 +1,7 @@
 """What the engine's own log lines say: the loading phase, and the memory it reported.
 
 Wording read in vLLM 0.32's sources and, for GPUs, in public logs of 0.20 to 0.29 (2026-11-29). A
-line that a version words otherwise is not found, and what was not found is None.
+line in other words is not found, and what was not found is None.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from specserve.units import GIB
 
@@ -68,51 +67,57 @@ def advance(current: str | None, line: str) -> str | None:
 
 @dataclass(frozen=True)
 class EngineReport:
-    """What the engine said about itself while loading. Per GPU: of the first worker that spoke, and
-    for the KV cache of the one with the least memory."""
+    """What the engine said about itself while loading.
+
+    Figures per GPU are those of the first worker that gave them, and for the KV cache those of the
+    worker with the least memory.
+    """
 
     model_loading_bytes: int | None = None
-    """Memory that weights took, target and draft together where the engine counts both."""
+    """Memory of the weights, of target and draft together where the engine counts both."""
     available_kv_bytes: int | None = None
     kv_cache_tokens: int | None = None
     max_concurrency: float | None = None
     """Requests of the full context that fit at once."""
     max_concurrency_tokens: int | None = None
-    """The context that ``max_concurrency`` was reckoned for."""
+    """The context that ``max_concurrency`` is about."""
     peak_activation_bytes: int | None = None
-    """Most memory of the trial run above the weights."""
+    """The most memory that the trial run took above the weights."""
     graph_capture_bytes: int | None = None
     max_model_len: int | None = None
     runner: str | None = None
-    """``v1`` or ``v2``: the model runner, where a line names it."""
+    """The model runner, ``v1`` or ``v2``."""
     attention_backends: tuple[str, ...] | None = None
-    """Attention kernels in the order of their choice: two names are the target's and the draft's.
+    """Attention kernels in the order in which they were chosen: of two, the first is the target's
+    and the second the draft's.
     """
 
 
 _NUMBER = r"([0-9][0-9,]*(?:\.[0-9]+)?)"
-_BYTES = {
-    "model_loading_bytes": re.compile(rf"Model loading took {_NUMBER} ?(GiB|GB)"),
-    "available_kv_bytes": re.compile(
-        rf"Available KV cache memory: {_NUMBER} ?(GiB)|(?:Explicitly|"
-        rf"Auto) set \({_NUMBER}/[0-9.]+\) (GiB) for KV cache"
-    ),
-    "peak_activation_bytes": re.compile(
-        rf"{_NUMBER} ?(GiB) for peak activation|torch peak memory increase: {_NUMBER} ?(GiB)"
-    ),
-    "graph_capture_bytes": re.compile(rf"Graph capturing finished in .*took {_NUMBER} ?(GiB|GB)"),
-}
-_TOKENS = re.compile(rf"KV cache size: {_NUMBER} tokens")
-_CONCURRENCY = re.compile(rf"Maximum concurrency for {_NUMBER} tokens per request: {_NUMBER}x")
-_MODEL_LEN = re.compile(rf"Using max model len {_NUMBER}")
+_FIGURES = tuple(
+    (name, re.compile(pattern), unit)
+    for name, pattern, unit in (
+        # Older versions write GB and mean GiB.
+        ("model_loading_bytes", rf"Model loading took {_NUMBER} ?(?:GiB|GB)", GIB),
+        ("available_kv_bytes", rf"Available KV cache memory: {_NUMBER} ?GiB", GIB),
+        ("available_kv_bytes", rf"(?:Explicitly|Auto) set \({_NUMBER}/[0-9.]+\) GiB for KV", GIB),
+        ("peak_activation_bytes", rf"{_NUMBER} ?GiB for peak activation", GIB),
+        ("peak_activation_bytes", rf"torch peak memory increase: {_NUMBER} ?GiB", GIB),
+        ("graph_capture_bytes", rf"Graph capturing finished in .*took {_NUMBER} ?(?:GiB|GB)", GIB),
+        ("kv_cache_tokens", rf"KV cache size: {_NUMBER} tokens", 1),
+        ("max_concurrency_tokens", rf"Maximum concurrency for {_NUMBER} tokens per request", 1),
+        ("max_model_len", rf"Using max model len {_NUMBER}", 1),
+    )
+)
+_CONCURRENCY = re.compile(rf"Maximum concurrency for .* tokens per request: {_NUMBER}x")
 _BACKEND = re.compile(
     r"Using (?:AttentionBackendEnum\.)?([A-Z][A-Z0-9_]+) (?:attention )?backend\b"
 )
-_RUNNER = re.compile(r"Using (V2) Model Runner|using the (V1) model runner instead")
+_RUNNERS = {"Using V2 Model Runner": "v2", "using the V1 model runner instead": "v1"}
 
 
-def _plain(text: str) -> float:
-    return float(text.replace(",", ""))
+def _number(match: re.Match[str]) -> float:
+    return float(match[1].replace(",", ""))
 
 
 def read_report(lines: Iterable[str]) -> EngineReport:
@@ -121,35 +126,29 @@ def read_report(lines: Iterable[str]) -> EngineReport:
     >>> read_report(["GPU KV cache size: 619,202 tokens"]).kv_cache_tokens
     619202
     """
-    found: dict[str, Any] = {}
-    least: list[int] = []
+    figures: dict[str, int] = {}
+    concurrency: float | None = None
+    runner: str | None = None
     backends: dict[str, None] = {}
     for line in lines:
-        new = _read(line)
-        if "available_kv_bytes" in new:
-            least.append(new.pop("available_kv_bytes"))
+        for name, pattern, unit in _FIGURES:
+            match = pattern.search(line)
+            if match is None:
+                continue
+            value = round(_number(match) * unit)
+            if name == "available_kv_bytes":
+                value = min(value, figures.pop(name, value))
+            figures.setdefault(name, value)
+        match = _CONCURRENCY.search(line)
+        if match is not None and concurrency is None:
+            concurrency = _number(match)
+        for words, version in _RUNNERS.items():
+            if words in line:
+                runner = runner or version
         backends |= dict.fromkeys(_BACKEND.findall(line))
-        found = new | found
     return EngineReport(
-        **found,
-        available_kv_bytes=min(least, default=None),
+        **figures,
+        max_concurrency=concurrency,
+        runner=runner,
         attention_backends=tuple(backends) or None,
     )
-
-
-def _read(line: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, pattern in _BYTES.items():
-        if match := pattern.search(line):
-            number = next(group for group in match.groups() if group)
-            found[key] = round(_plain(number) * GIB)  # older versions write GB and mean GiB
-    if match := _TOKENS.search(line):
-        found["kv_cache_tokens"] = int(_plain(match.group(1)))
-    if match := _CONCURRENCY.search(line):
-        found["max_concurrency_tokens"] = int(_plain(match.group(1)))
-        found["max_concurrency"] = _plain(match.group(2))
-    if match := _MODEL_LEN.search(line):
-        found["max_model_len"] = int(_plain(match.group(1)))
-    if match := _RUNNER.search(line):
-        found["runner"] = (match.group(1) or match.group(2)).lower()
-    return found
