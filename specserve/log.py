@@ -1,6 +1,4 @@
-"""Logging: text for a terminal, one JSON object a line for everything else, secrets redacted in
-both.
-"""
+"""Logging: text for a terminal, a JSON object per line for everything else, without secrets."""
 
 from __future__ import annotations
 
@@ -10,6 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Any, TextIO
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
@@ -45,15 +44,15 @@ def masked(value: Any) -> Any:
     """
     match value:
         case Mapping():
-            return {
-                name: "***" if is_secret_name(str(name)) else masked(item)
-                for name, item in value.items()
-            }
+            shown = {name: masked(item) for name, item in value.items()}
+            return shown | {name: "***" for name in value if is_secret_name(str(name))}
         case list() | tuple():
             return type(value)(masked(item) for item in value)
-        case str() if (inside := _json(value)) is not None and (clean := masked(inside)) != inside:
-            return json.dumps(clean, ensure_ascii=False)
         case str():
+            inside = _json(value)
+            clean = masked(inside)
+            if clean != inside:
+                return json.dumps(clean, ensure_ascii=False)
             return _masked_urls(value)
         case _:
             return value
@@ -62,27 +61,28 @@ def masked(value: Any) -> Any:
 def secrets_in(value: Any, *, secret: bool = False) -> Iterator[str]:
     """The texts that `masked` hides because of a name.
 
-    ``secret``: the name of this value is such a one.
+    ``secret``: whether the name of this value is one that hides it.
     """
-    match value:
-        case Mapping():
-            for name, item in value.items():
-                yield from secrets_in(item, secret=secret or is_secret_name(str(name)))
-        case list() | tuple():
-            for item in value:
-                yield from secrets_in(item, secret=secret)
-        case str() if (inside := _json(value)) is not None:
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from secrets_in(item, secret=secret or is_secret_name(str(name)))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from secrets_in(item, secret=secret)
+    elif isinstance(value, str):
+        inside = _json(value)
+        if inside is not None:
             yield from secrets_in(inside, secret=secret)
-        case str() if secret:
+        elif secret:
             yield value
 
 
 def _json(text: str) -> Any:
-    """The object or list that a text is in JSON; None for any other."""
-    try:
-        if text.lstrip().startswith(("{", "[")):
-            return json.loads(text)
+    """The object or list that a text is in JSON; None for any other text."""
+    if not text.lstrip().startswith(("{", "[")):
         return None
+    try:
+        return json.loads(text)
     except (ValueError, RecursionError):
         return None
 
@@ -124,18 +124,20 @@ def _extra(record: logging.LogRecord) -> dict[str, Any]:
 class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%H:%M:%S", time.localtime(record.created))
-        tail = " ".join(f"{k}={v}" for k, v in _extra(record).items())
-        line = f"{stamp} {record.levelname.lower():7} {record.getMessage()}" + (
-            f"  {tail}" if tail else ""
-        )
-        return line + (f"\n{self.formatException(record.exc_info)}" if record.exc_info else "")
+        line = f"{stamp} {record.levelname.lower():7} {record.getMessage()}"
+        extra = _extra(record)
+        if extra:
+            line += "  " + " ".join(f"{name}={value}" for name, value in extra.items())
+        if record.exc_info:
+            line += f"\n{self.formatException(record.exc_info)}"
+        return line
 
 
 class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, UTC)
         body: dict[str, Any] = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-            + f".{record.msecs:03.0f}Z",
+            "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -158,12 +160,18 @@ def setup(
     ``json_lines`` None chooses by the stream: text on a terminal, JSON otherwise.
     """
     out = stream or sys.stderr
+    if json_lines is None:
+        json_lines = not out.isatty()
+    formatter: logging.Formatter = _Text()
+    if json_lines:
+        formatter = _Json()
+    level = logging.INFO
+    if debug:
+        level = logging.DEBUG
     handler = logging.StreamHandler(out)
-    handler.setFormatter(
-        _Json() if (not out.isatty() if json_lines is None else json_lines) else _Text()
-    )
+    handler.setFormatter(formatter)
     handler.addFilter(Redactor(secrets))
     logger = logging.getLogger("specserve")
     logger.handlers[:] = [handler]
-    logger.setLevel(logging.DEBUG if debug else logging.INFO)
+    logger.setLevel(level)
     logger.propagate = False
