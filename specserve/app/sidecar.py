@@ -250,7 +250,7 @@ class Watch:
         if assessment.ready.ok or (self._canaries.withholds and calm):
             self._canaries.compare(now)
         if self._version is None and found.snapshot is not None and state.engine_version is None:
-            self._version = engine_version(self.engine_url)
+            self._version = engine_version(self._client)
 
     def _alert(self, now: float, observation: Observation, state: LaunchState) -> None:
         """Evaluate the rules, tell receivers and the log, publish."""

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from urllib.parse import urlsplit
 
 import requests
 
 from specserve.engine.http.client import (
-    LOOPBACK,
     EngineClient,
     EngineError,
     EngineRefused,
     EngineUnreachable,
 )
 from specserve.engine.http.metrics import MetricsError, parse
-from specserve.engine.http.transport import Transport
 from specserve.sidecar.probe import CanaryOutcome, Scrape
 
 PROMPT = "Hello"
+VERSION_SECONDS = 3.0
 AT_ONCE_SECONDS = 5.0
 """A queue that is full says so at once. A 503 that comes later ended a request that had been
 taken."""
@@ -83,10 +81,9 @@ def complete_one(
     return CanaryOutcome("ok", sent, clock() - sent)
 
 
-def engine_version(url: str) -> str:
-    """``/version`` of the engine; ``unknown`` when it does not say. Asked once."""
+def engine_version(client: EngineClient) -> str:
+    """``/version`` of the engine; ``unknown`` when it does not say."""
     try:
-        engine = Transport(url, verify=urlsplit(url).hostname not in LOOPBACK)
-        return str(engine.json("GET", "/version", timeout=3.0)["version"])[:40]
-    except (EngineError, KeyError):
+        return str(client.version(timeout=VERSION_SECONDS) or "unknown")[:40]
+    except EngineError:
         return "unknown"

@@ -145,6 +145,10 @@ class EngineClient:
         except (KeyError, TypeError) as error:
             raise self._http.unexpected("/v1/models", body) from error
 
+    def version(self, *, timeout: float | None = None) -> str | None:
+        """What the engine calls its version; None when it does not say."""
+        return self._http.json("GET", "/version", timeout=timeout).get("version")
+
     def complete(
         self,
         prompt: Prompt,
