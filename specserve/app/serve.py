@@ -1,7 +1,7 @@
 """The composition root: settings -> checks -> command -> supervised engine, with the sidecar beside
 it.
 
-Nothing is printed here: whoever calls gives a :class:`Reporter`.
+Nothing is printed here: the caller gives a :class:`Reporter`.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _log = logging.getLogger("specserve.serve")
 
 
 def clear(settings: Settings, *, environ: Mapping[str, str], reap: bool) -> list[str]:
-    """See that nothing is in the way: an earlier run's engine, or whoever holds our ports.
+    """See that nothing is in the way: an earlier run's engine, or a process that holds our ports.
 
     Before the checks, because what an engine left behind holds would count against the memory plan.
-    Answers what was reaped. Raises EngineStartError.
+    Returns what was reaped. Raises EngineStartError.
     """
     folder, server, sidecar = leftovers.folders(environ).run, settings.server, settings.sidecar
     leftovers.make_private(folder)

@@ -1,4 +1,4 @@
-"""What an earlier run left behind: engines whose specserve is gone, and whoever holds our port.
+"""What an earlier run left behind: engines whose specserve is gone, and what holds our port.
 
 Each run keeps a small record of its engine. A record whose supervisor is gone, but whose engine's
 session still has living processes, is a leftover. Pids are compared together with start times,
