@@ -40,8 +40,9 @@ class ContextLength:
 
 
 def context_length(model: ModelFacts, *, scales_yarn: bool = False) -> ContextLength | None:
-    """The model's own context; None when neither config.json nor the tokenizer names one.
+    """The model's own context; None when config.json names none.
 
+    The tokenizer's ``model_max_length`` limits pooling models with absolute positions alone.
     ``scales_yarn``: vLLM before 0.15 multiplied the length for yarn as well.
     """
     config = model.text_config
@@ -49,9 +50,6 @@ def context_length(model: ModelFacts, *, scales_yarn: bool = False) -> ContextLe
     above = _count(config.get(_OVER_ALL_OTHERS))
     if above is not None:
         lengths = [above]
-    tokenizer = _count(model.tokenizer_config.get(_OVER_ALL_OTHERS))
-    if tokenizer is not None:
-        lengths.append(tokenizer)
     if not lengths:
         return None
     length = min(lengths)

@@ -191,7 +191,7 @@ def test_a_later_layer_overrides_another_spelling(tmp_path: Path, later: str) ->
 
 CONTEXTS: list[tuple[dict[str, Any], dict[str, Any], int]] = [
     ({"max_position_embeddings": 131072}, {}, 131072),
-    ({"max_position_embeddings": 131072}, {"model_max_length": 8192}, 8192),
+    ({"max_position_embeddings": 131072}, {"model_max_length": 8192}, 131072),
     ({"max_position_embeddings": 4096}, {"model_max_length": 10**30}, 4096),
     ({"max_position_embeddings": 8192, "model_max_length": 131072}, {}, 131072),
     (
