@@ -132,7 +132,7 @@ def read_models(settings: Settings) -> tuple[facts.ModelFacts, facts.ModelFacts 
     models = settings.models
     target = checkpoint.read(
         models.target_model.path, revision=models.target_model.revision, token=models.token
-    )
+    ).overridden_by(settings.engine.flags.mapping("hf-overrides"))
     if models.draft_model is None or not settings.uses_draft_model:
         return target, None
     return target, checkpoint.read(

@@ -137,6 +137,7 @@ def run(
             settings,
             target,
             draft,
+            environ=env,
             known_types=lambda: _types(asked.result()[1]),
             progress=progress,
         )
@@ -190,6 +191,8 @@ def read(settings: Settings, role: str) -> tuple[ModelFacts | None, list[Finding
         facts = reading.read(model.path, revision=model.revision, token=settings.models.token)
     except CheckpointRefused as refused:
         return None, [_placed(f, role) for f in refused.findings]
+    if role == "target_model":
+        facts = facts.overridden_by(settings.engine.flags.mapping("hf-overrides"))
     without = settings.engine.flags.text("load-format") == "dummy"
     found = [
         _placed(f, role) for f in facts.findings if not (without and f.code in _WITHOUT_WEIGHTS)
@@ -208,6 +211,7 @@ def pair_findings(
     target: ModelFacts | None,
     draft: ModelFacts | None,
     *,
+    environ: Mapping[str, str] | None = None,
     known_types: Callable[[], Collection[str] | None] = lambda: None,
     progress: integrity.Progress = lambda _name, _n: None,
 ) -> vocabulary.Verdict:
@@ -216,7 +220,7 @@ def pair_findings(
     ``known_types`` is asked last: the ``model_type``s that the installed libraries know; None where
     none could say.
     """
-    verdict = _checkpoints(settings, target, draft, progress)
+    verdict = _checkpoints(settings, target, draft, environ or {}, progress)
     code = [
         f for role in _roles(settings, target, draft) for f in consistency.code(role, known_types())
     ]
@@ -241,6 +245,7 @@ def _checkpoints(
     settings: Settings,
     target: ModelFacts | None,
     draft: ModelFacts | None,
+    environ: Mapping[str, str],
     progress: integrity.Progress,
 ) -> vocabulary.Verdict:
     found: list[Finding] = []
@@ -251,7 +256,7 @@ def _checkpoints(
         found += match.float16_refused(settings, role.facts, f"{role.key}.path")
         found += integrity.check(role.facts, role.settings.sha256, role.key, progress)
     if target is not None:
-        found += match.target_length(settings, target)
+        found += match.target_length(settings, target, environ)
         if settings.method is not None:
             found += sampling.check(settings, target)
     if settings.method == "mtp":

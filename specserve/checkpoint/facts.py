@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from specserve.checkpoint.safetensors import DTYPE_BITS, TensorFacts
 from specserve.errors import PreflightRefused, Problem
 from specserve.findings import Finding
+
+TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
+"""Keys of config.json under which a model of several parts has its language model."""
+_NESTED_CONFIGS = frozenset({*TEXT_CONFIGS, "vision_config", "audio_config"})
 
 
 class Source(Protocol):
@@ -76,12 +80,31 @@ class ModelFacts:
     source: Source | None = field(default=None, repr=False, compare=False)
     """To read more: tokenizer files, a small tensor."""
 
+    def overridden_by(self, overrides: Mapping[str, Any]) -> ModelFacts:
+        """These facts with vLLM's ``--hf-overrides`` laid over config.json.
+
+        As vLLM 0.32 does it (``config/model.py``, ``_apply_dict_overrides``): the config of a part
+        takes the keys that are named, and any other value is replaced whole.
+
+        >>> model = ModelFacts("m", {"a": {"x": 1}, "text_config": {"x": 1, "y": 2}})
+        >>> model.overridden_by({"a": {"z": 3}, "text_config": {"x": 3}}).config
+        {'a': {'z': 3}, 'text_config': {'x': 3, 'y': 2}}
+        """
+        if not overrides:
+            return self
+        parts = {
+            key: _laid_over(self.config[key], value)
+            for key, value in overrides.items()
+            if key in _NESTED_CONFIGS and key in self.config
+        }
+        return replace(self, config={**self.config, **overrides, **parts})
+
     @property
     def text_config(self) -> Mapping[str, Any]:
         """The language model's part of config.json: ``text_config`` (or alike) where nested, else
         the whole.
         """
-        for key in ("text_config", "llm_config", "language_config", "thinker_config"):
+        for key in TEXT_CONFIGS:
             nested = self.config.get(key)
             if isinstance(nested, Mapping):
                 inner = nested.get("text_config")
@@ -114,3 +137,11 @@ class ModelFacts:
         if self.tensors is None:
             return None
         return sum(t.nbytes * 8 // DTYPE_BITS[t.dtype] for t in self.tensors.values())
+
+
+def _laid_over(value: object, override: object) -> object:
+    """The override; where both are mappings, key by key."""
+    if not isinstance(value, Mapping) or not isinstance(override, Mapping):
+        return override
+    merged = {key: _laid_over(value.get(key), inner) for key, inner in override.items()}
+    return {**value, **merged}

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from specserve.checkpoint.facts import TEXT_CONFIGS
+
 _SECTIONS = ("quantization_config", "compression_config")
-_TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
 
 
 def quantization_section(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -15,7 +16,7 @@ def quantization_section(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     >>> quantization_section({"text_config": {"compression_config": {"quant_method": "x"}}})
     {'quant_method': 'x'}
     """
-    for part in (config, *(config.get(key) for key in _TEXT_CONFIGS)):
+    for part in (config, *(config.get(key) for key in TEXT_CONFIGS)):
         if not isinstance(part, Mapping):
             continue
         for name in _SECTIONS:

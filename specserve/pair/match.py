@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from specserve.checkpoint.context import context_length, native_length, uses_mrope
 from specserve.checkpoint.facts import ModelFacts
@@ -140,11 +140,14 @@ def _context(
     )
 
 
-def target_length(settings: Settings, target: ModelFacts) -> Iterator[Finding]:
+def target_length(
+    settings: Settings, target: ModelFacts, environ: Mapping[str, str]
+) -> Iterator[Finding]:
     """The served context must be one the target can reach; vLLM refuses more."""
     asked, native = settings.engine.max_model_len, native_length(target)
     extra = target.config.get("model_max_length")
-    allowed = settings.engine.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") in ("1", "true")
+    variables = {**environ, **settings.engine.env}
+    allowed = variables.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") in ("1", "true")
     if (
         asked is None
         or native is None

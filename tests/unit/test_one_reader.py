@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from specserve.app import preflight
+from specserve.app.plan import read_models
 from specserve.checkpoint.context import context_length, native_length
 from specserve.checkpoint.facts import ModelFacts
 from specserve.checkpoint.quantization import kv_cache_dtype, quant_method
@@ -221,7 +222,40 @@ def test_check_and_plan_know_the_same_context(
         settings({}), model, backend="gpu", engine_version="0.32.0", gpu_bytes=80 * 2**30
     )
     assert made.max_model_len == native_length(model) == length
-    assert [f.code for f in match.target_length(asked, model)] == ["context-too-long"]
+    assert [f.code for f in match.target_length(asked, model, {})] == ["context-too-long"]
+
+
+OVERRIDES: list[dict[str, Any]] = [
+    {"hf-overrides": {"max_position_embeddings": 65536}},
+    {"--hf_overrides": '{"max_position_embeddings": 65536}'},
+    {"hf-overrides.max_position_embeddings": 65536},
+]
+
+
+@pytest.mark.parametrize("spelling", OVERRIDES, ids=str)
+def test_overrides_lie_over_config_json(spelling: dict[str, Any], tmp_path: Path) -> None:
+    """check and plan judge the config that vLLM will use, not the file alone."""
+    folder = make.write(tmp_path / "m", make.llama())
+    made = settings(spelling, max_model_len=65536)
+    models = made.models.model_copy(
+        update={"target_model": made.models.target_model.model_copy(update={"path": str(folder)})}
+    )
+    made = made.model_copy(update={"models": models})
+    checked, _ = preflight.read(made, "target_model")
+    planned_for, _ = read_models(made)
+    assert checked is not None
+    assert native_length(checked) == native_length(planned_for) == 65536
+    assert list(match.target_length(made, checked, {})) == []
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["engine.env", "environment"])
+def test_a_longer_context_is_allowed_by_either_environment(inside: bool) -> None:
+    """The engine inherits the environment that specserve has."""
+    target = ModelFacts("t", {"max_position_embeddings": 4096})
+    variables = {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
+    made = settings({}, max_model_len=8192, env=variables if inside else {})
+    environ = {} if inside else variables
+    assert list(match.target_length(made, target, environ)) == []
 
 
 def test_longrope_serves_the_length_before_scaling_and_allows_the_longer_one() -> None:

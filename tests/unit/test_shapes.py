@@ -73,11 +73,11 @@ def test_gemma3_is_scaled_already() -> None:
 def test_long_context_can_be_forced() -> None:
     """vLLM's own switch turns the refusal off."""
     target = ModelFacts("t", {"max_position_embeddings": 2048})
-    assert [f.code for f in match.target_length(settings(max_model_len=4096), target)] == [
+    assert [f.code for f in match.target_length(settings(max_model_len=4096), target, {})] == [
         "context-too-long"
     ]
     forced = settings(max_model_len=4096, env={"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"})
-    assert list(match.target_length(forced, target)) == []
+    assert list(match.target_length(forced, target, {})) == []
 
 
 def role(config: dict[str, Any], tp: int) -> Role:
