@@ -236,9 +236,8 @@ def _roles(
         yield Role(target, ours, _TARGET, tp, trust)
     if draft is not None and theirs is not None:
         is_head = heads.kind_of(draft) not in (None, "draft_model")
-        if is_head and theirs.tensor_parallel_size:  # a draft model runs at the target's TP
-            tp = theirs.tensor_parallel_size
-        yield Role(draft, theirs, _DRAFT, tp, trust, is_head)
+        own = settings.draft_tensor_parallel_size()
+        yield Role(draft, theirs, _DRAFT, own, trust, is_head)
 
 
 def _checkpoints(

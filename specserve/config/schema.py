@@ -62,6 +62,8 @@ class Settings(Section):
         draft = self.models.draft_model
         if draft is None or (self.method == "draft_model" and not on_first_engine):
             return target
+        if self.method == "mlp_speculator":  # vLLM's default, which it warns of
+            target = 1
         return draft.tensor_parallel_size or target
 
     @property

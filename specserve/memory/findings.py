@@ -48,7 +48,7 @@ def _error(plan: MemoryPlan, gpu: GpuPlan) -> list[Finding]:
             where, fix = _TP, f"set {_TP} to {plan.possible_tp or 1}"
             message = (
                 f"the model cannot be split over {shape.tp} GPUs; TP must "
-                "divide heads and vocabulary"
+                "divide heads, MLP and vocabulary"
             )
         case "other-processes":
             code, where, busiest = (

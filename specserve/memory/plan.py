@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from specserve.checkpoint.fields import Config, first_int
+from specserve.checkpoint.fields import Config
 from specserve.memory import deployment as shapes
 from specserve.memory import kv_cache, overhead, terms
 from specserve.memory import layers as cache_layers
@@ -330,7 +330,7 @@ def _refusal(
     """Why the engine would not start; None when it would."""
     if found is not None and found < shape.gpus:
         return "gpu-count"
-    if not _divides(parts.config, shape.tp):
+    if consistency.undivided(parts.config, shape.tp) is not None:
         return "split"
     verdicts = (
         _gpu_refusal(gpu, built[gpu.stage], shape, known=parts.cache_is_known) for gpu in gpus
@@ -338,22 +338,13 @@ def _refusal(
     return next((v for v in verdicts if v is not None), None)
 
 
-def _divides(config: Config, tp: int) -> bool:
-    heads = first_int(config, "num_attention_heads", "n_head") or tp
-    return not heads % tp and not ("vocab_size" in config and overhead.vocabulary(config) % tp)
-
-
 def _possible_tp(config: Config, shape: shapes.Shape, found: int | None) -> int | None:
     if found is None:
         most = shape.tp - 1
     else:
         most = min(shape.tp - 1, found // shape.pp)
-    legal = (
-        n
-        for n in range(most, 0, -1)
-        if _divides(config, n) and consistency.undivided(config, n) is None
-    )
-    return next(legal, None)
+    counts = range(most, 0, -1)
+    return next((n for n in counts if consistency.undivided(config, n) is None), None)
 
 
 def _gpu_refusal(gpu: GpuPlan, stage: Stage, shape: shapes.Shape, *, known: bool) -> Refusal | None:

@@ -130,12 +130,11 @@ def tensor_parallel(roles: Collection[Role]) -> Iterator[Finding]:
 
 
 def undivided(config: Mapping[str, object], tp: int) -> str | None:
-    """What so many GPUs cannot share; None when they can."""
-    heads, kv = (
-        _count(config, "num_attention_heads", "n_head"),
-        _count(config, "num_key_value_heads"),
-    )
+    """What so many GPUs cannot share; None when they can. Rows of a vocabulary are padded to 64."""
+    heads = _count(config, "num_attention_heads", "n_head")
+    kv = _count(config, "num_key_value_heads")
     inner = _count(config, "intermediate_size")
+    words = _count(config, "vocab_size")
     if heads is not None and heads % tp:
         return f"{heads} attention heads"
     if kv is not None and kv % tp and tp % kv:
@@ -143,6 +142,8 @@ def undivided(config: Mapping[str, object], tp: int) -> str | None:
     # Experts are padded, or not split at all.
     if inner is not None and inner % tp and not _count(config, *_EXPERTS):
         return f"intermediate_size {inner}"
+    if words is not None and (padded := -(-words // 64) * 64) % tp:
+        return f"a vocabulary of {padded} rows (padded to 64)"
     return None
 
 

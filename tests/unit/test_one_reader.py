@@ -20,7 +20,8 @@ from specserve.engine.installed import known_bad
 from specserve.engine.installed.introspect import Installed
 from specserve.errors import ConfigError
 from specserve.memory import deployment
-from specserve.pair import match
+from specserve.memory import plan as memory
+from specserve.pair import consistency, match
 from tests import checkpoints as make
 
 PACKAGE = Path(__file__).parents[2] / "specserve"
@@ -323,6 +324,57 @@ def test_the_schedule_has_one_reader(
     )
     assert made.drafts_at(batch) == tokens
     assert made.largest_drafting_batch == largest
+
+
+SPLITS: list[tuple[dict[str, int], int, bool]] = [
+    ({"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32001}, 4, True),
+    ({"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000}, 5, False),
+    ({"num_attention_heads": 24, "num_key_value_heads": 6, "vocab_size": 32000}, 4, False),
+    ({"num_attention_heads": 6, "num_key_value_heads": 3, "vocab_size": 32000}, 3, False),
+    ({"num_attention_heads": 8, "intermediate_size": 100, "vocab_size": 32000}, 8, False),
+]
+
+
+@pytest.mark.parametrize(("config", "tp", "fits"), SPLITS, ids=str)
+def test_check_and_plan_know_the_same_splits(config: dict[str, int], tp: int, fits: bool) -> None:
+    """Heads, key/value heads, inner width and padded vocabulary must be shared equally."""
+    made = Settings.model_validate(
+        {
+            "models": {"target_model": {"path": "t", "tensor_parallel_size": tp}},
+            "hardware": {"gpu_name": "NVIDIA H100 80GB HBM3", "gpu_count": tp},
+        }
+    )
+    sizes = {"hidden_size": 768, "num_hidden_layers": 2, "max_position_embeddings": 4096}
+    target = ModelFacts("t", {**sizes, **config}, total_size_bytes=2**30)
+    role = consistency.Role(target, made.models.target_model, "models.target_model", tp, False)
+    assert (not list(consistency.tensor_parallel([role]))) is fits
+    assert (memory.plan(made, target).refusal != "split") is fits
+
+
+@pytest.mark.parametrize(
+    ("method", "asked", "size"),
+    [
+        ("draft_model", 1, 4),
+        ("draft_model", None, 4),
+        ("eagle3", 1, 1),
+        ("eagle3", None, 4),
+        ("mlp_speculator", None, 1),
+        ("mlp_speculator", 4, 4),
+    ],
+)
+def test_the_drafts_tensor_parallel_size(method: str, asked: int | None, size: int) -> None:
+    """As vLLM chooses it (``speculative.py`` of 0.32, ``_verify_and_get_draft_tp``)."""
+    made = Settings.model_validate(
+        {
+            "models": {
+                "target_model": {"path": "t", "tensor_parallel_size": 4},
+                "draft_model": {"path": "d", "tensor_parallel_size": asked},
+            },
+            "speculative_decoding": {"method": method},
+        }
+    )
+    assert made.draft_tensor_parallel_size() == size
+    assert planned(made).draft_tp == size
 
 
 RAW_KEYS = {
