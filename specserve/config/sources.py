@@ -1,0 +1,352 @@
+"""The layers of the config as sources of pydantic-settings, which merges them: defaults, file,
+environment, ``--set``, lowest first.
+
+Each source reads its layer, with the place of every value, and says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from specserve.config import extra_args
+from specserve.config.alerting import Rules
+from specserve.config.document import Document, KeyPath, dotted, read_value
+from specserve.config.schema import Settings
+from specserve.errors import Problem
+from specserve.log import is_secret_name
+
+PREFIX = "SPECSERVE_"
+_ITEM = re.compile(r"\[(\d+)\]")
+_NOT_OURS = re.compile(
+    r"_SERVICE_(HOST|PORT)|_PORT(_\d+_(TCP|UDP|SCTP)|=\w+://)|^SPECSERVE_(REPAIRS|CACHE)="
+)
+"""NAME=VALUE with which Kubernetes describes a Service named ``specserve`` to every pod: they look
+like ours.
+"""
+_SECTIONS = tuple(Settings.model_fields)
+_RULES = {name.lower(): name for name in Rules.model_fields}
+_EXTRA = ("engine", "extra_args")
+
+
+class Merged(BaseSettings):
+    """What pydantic-settings makes of the sources: mappings merged, the highest layer first.
+
+    It has no fields of its own. The whole is validated afterwards, as :class:`Settings`, so that
+    every mistake is found at once and named with its place.
+    """
+
+    model_config = SettingsConfigDict(
+        extra="allow", env_prefix=PREFIX, env_nested_delimiter="__", case_sensitive=True
+    )
+
+
+def merged(layers: Sequence[PydanticBaseSettingsSource]) -> dict[str, Any]:
+    """The values of all layers, highest first, merged by pydantic-settings."""
+
+    class Layered(Merged):
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            return tuple(layers)
+
+    return Layered().model_extra or {}
+
+
+@dataclass(frozen=True)
+class LayerEntry:
+    """One value that the environment or ``--set`` gives."""
+
+    path: list[str]
+    text: str
+    place: str
+
+
+class FileSource(PydanticBaseSettingsSource):
+    """The YAML file."""
+
+    def __init__(self, doc: Document) -> None:
+        super().__init__(Merged)
+        self.doc = doc
+        self.problems = [*doc.problems]
+        given = _inside(_inside(doc.values, "engine"), "extra_args")
+        if isinstance(given, dict):
+            for key, sentence in extra_args.said_twice(given):
+                self.problems.append(Problem(sentence, doc.place((*_EXTRA, key))))
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        """The section of the file."""
+        return self.doc.values.get(field_name), field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        """The file's values, but for flags that a higher layer spells differently."""
+        return _without_other_spellings(self.doc.values, self.current_state)
+
+
+class Layer:
+    """The entries of one layer over what lies below it."""
+
+    def __init__(
+        self, entries: Sequence[LayerEntry], below: Mapping[str, Any], environ: Mapping[str, str]
+    ) -> None:
+        self.values: dict[str, Any] = {}
+        self.places: dict[KeyPath, str] = {}
+        self.written: dict[KeyPath, str] = {}
+        self.problems: list[Problem] = []
+        self._below = below
+        for entry in entries:
+            self._add(entry, environ)
+        self.problems += _said_twice(entries)
+
+    def _add(self, entry: LayerEntry, environ: Mapping[str, str]) -> None:
+        path, wrong = self._resolve(entry.path)
+        if wrong is not None:
+            fix = f"give the whole list as '{dotted(path)}'"
+            self.problems.append(Problem(wrong, entry.place, fix=fix))
+            return
+        value, said = read_value(entry.text, path, entry.place, environ)
+        self.problems += said.problems
+        if value is None and not entry.text.strip() and is_secret_name(entry.path[-1]):
+            value = ""  # whoever sets a secret wants one
+        self.written |= said.written
+        if value is not None or not said.problems:
+            self._put(path, value, entry.place)
+
+    def _resolve(self, path: Sequence[str]) -> tuple[KeyPath, str | None]:
+        """The path with a number where it names an item of a list that is there, or what is wrong
+        with it.
+        """
+        out: KeyPath = ()
+        for part in path:
+            here = self._at(out)
+            if not isinstance(here, list):
+                out = (*out, part)
+                continue
+            if part not in map(str, range(len(here))):
+                held = {0: "nothing", 1: "item 0 alone"}.get(
+                    len(here), f"items 0 to {len(here) - 1}"
+                )
+                return out, f"'{dotted(out)}' is a list with {held}; there is no '{part}' in it"
+            out = (*out, int(part))
+        return out, None
+
+    def _at(self, path: KeyPath) -> Any:
+        """What is there, in this layer or below it."""
+        own: Any = self.values
+        below: Any = self._below
+        for part in path:
+            own = _inside(own, part)
+            below = _inside(below, part)
+        if own is None:
+            return below
+        return own
+
+    def _put(self, path: KeyPath, value: Any, place: str) -> None:
+        """Set one value; a mapping merges into a mapping, and a list comes up whole from below."""
+        here: Any = self.values
+        for end, part in enumerate(path[:-1], start=1):
+            nested = _inside(here, part)
+            wants_list = isinstance(path[end], int)
+            if wants_list and not isinstance(nested, list):
+                nested = here[part] = copy.deepcopy(self._at(path[:end]))
+            elif not wants_list and not isinstance(nested, dict):
+                nested = here[part] = {}
+            here = nested
+        if isinstance(value, dict) and isinstance(_inside(here, path[-1]), dict):
+            for key, item in value.items():
+                self._put((*path, key), item, place)
+            return
+        here[path[-1]] = value
+        self.places[path] = place
+
+
+class EnvironmentSource(EnvSettingsSource):
+    """``SPECSERVE_SECTION__KEY=value``."""
+
+    def __init__(self, environ: Mapping[str, str], below: FileSource) -> None:
+        self._environ = environ
+        super().__init__(Merged)
+        self.warnings: list[Problem] = []
+        self.layer = Layer([*self._entries()], below.doc.values, environ)
+
+    def _load_env_vars(self) -> Mapping[str, str]:
+        """Ours of the environment that the caller gives, which is not always this process's."""
+        return {k: self._environ[k] for k in sorted(self._environ) if k.startswith(PREFIX)}
+
+    def _entries(self) -> Iterator[LayerEntry]:
+        delimiter = self.env_nested_delimiter or "__"
+        for name, value in self.env_vars.items():
+            parts = name.removeprefix(self.env_prefix).split(delimiter)
+            if len(parts) > 1 or parts[0].lower() in _SECTIONS:
+                yield LayerEntry(spelled(parts), value or "", f"environment {name}")
+            elif not _NOT_OURS.search(f"{name}={value}"):
+                self.warnings.append(
+                    Problem(
+                        "is ignored; a config key has its section in front, with two underscores",
+                        f"environment {name}",
+                        fix="e.g. SPECSERVE_SERVER__PORT=9000",
+                    )
+                )
+
+    def __call__(self) -> dict[str, Any]:
+        """The environment's values, but for flags that ``--set`` spells differently."""
+        return _without_other_spellings(self.layer.values, self.current_state)
+
+
+class OverrideSource(PydanticBaseSettingsSource):
+    """The values of ``--set a.b=c``."""
+
+    def __init__(
+        self, overrides: Sequence[str], below: Mapping[str, Any], environ: Mapping[str, str]
+    ) -> None:
+        super().__init__(Merged)
+        self.problems: list[Problem] = []
+        self.layer = Layer([*self._entries(overrides)], below, environ)
+
+    def _entries(self, overrides: Sequence[str]) -> Iterator[LayerEntry]:
+        for text in overrides:
+            key, equals, value = text.partition("=")
+            path = key.strip().split(".")
+            if not equals or not all(path):
+                problem = Problem(
+                    "is not KEY=VALUE", f"--set {text}", fix="e.g. --set server.port=9000"
+                )
+                self.problems.append(problem)
+                continue
+            own = _own_name(path)
+            keys = _ITEM.sub(r".\1", ".".join(path[:own])).split(".")
+            rest = [part for part in [".".join(path[own:])] if part]
+            yield LayerEntry([*keys, *rest], value, f"--set {key.strip()}")
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        """What is set of a section."""
+        return self.layer.values.get(field_name), field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        """What was set."""
+        return self.layer.values
+
+
+class Cascade:
+    """All layers, their values merged by pydantic-settings, and where each value comes from."""
+
+    def __init__(self, doc: Document, environ: Mapping[str, str], overrides: Sequence[str]) -> None:
+        file = FileSource(doc)
+        environment = EnvironmentSource(environ, file)
+        lower = merged([environment, file])
+        sets = OverrideSource(overrides, lower, environ)
+        self.doc = doc
+        self.values = merged([sets, environment, file])
+        self.warnings = environment.warnings
+        self._layers = (sets.layer, environment.layer)
+        self.written = doc.written | environment.layer.written | sets.layer.written
+        self.problems = [
+            *file.problems,
+            *environment.layer.problems,
+            *sets.problems,
+            *sets.layer.problems,
+        ]
+
+    def place(self, path: KeyPath) -> str:
+        """Where the value at this path was set: the longest known prefix wins."""
+        for end in range(len(path), 0, -1):
+            for layer in self._layers:
+                if path[:end] in layer.places:
+                    return layer.places[path[:end]]
+        # A value laid over a scalar, key by key (--set server.port.x=1), has its places further in.
+        for layer in self._layers:
+            for key, place in layer.places.items():
+                if key[: len(path)] == path:
+                    return place
+        return self.doc.place(path)
+
+
+def spelled(parts: Sequence[str]) -> list[str]:
+    """A path from a variable's name, which is in capitals mostly: keys in lower case, the user's
+    own as they are.
+
+    >>> spelled(["ENGINE", "ENV", "A__B"]), spelled(["ALERTS", "RULES", "ENGINEDOWN", "ENABLED"])
+    (['engine', 'env', 'A__B'], ['alerts', 'rules', 'EngineDown', 'enabled'])
+    """
+    path = [part.lower() for part in parts]
+    own = _own_name(path)
+    if own < len(path):
+        return [*path[:own], "__".join(parts[own:])]
+    if path[:2] == ["alerts", "rules"]:
+        path[2:3] = [_RULES.get(part, part) for part in path[2:3]]
+    return path
+
+
+def _own_name(path: Sequence[str]) -> int:
+    """How many parts of a path stand before a name of the user's that may hold any character."""
+    if list(path[:2]) == ["engine", "env"]:
+        free = 2
+    elif path[0] == "models" and path[2:3] == ["sha256"]:
+        free = 3
+    else:
+        free = 99
+    return min(free, len(path))
+
+
+def _said_twice(entries: Sequence[LayerEntry]) -> Iterator[Problem]:
+    """One layer sets each of vLLM's flags once, whatever the spelling."""
+    ours = {
+        ".".join(entry.path[2:]): entry
+        for entry in entries
+        if tuple(entry.path[:2]) == _EXTRA and len(entry.path) > 2
+    }
+    for key, sentence in extra_args.said_twice(dict.fromkeys(ours)):
+        yield Problem(sentence, ours[key].place)
+
+
+def _without_other_spellings(values: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a layer without the flags that a higher layer sets in another spelling."""
+    held = _inside(_inside(values, "engine"), "extra_args")
+    higher = _inside(_inside(above, "engine"), "extra_args")
+    if not isinstance(held, dict) or not isinstance(higher, dict):
+        return values
+    gone = {
+        key
+        for later in _leaves(higher, [])
+        for key in extra_args.overridden([str(k) for k in held], later)
+    }
+    if not gone:
+        return values
+    kept = {key: value for key, value in held.items() if key not in gone}
+    return {**values, "engine": {**values["engine"], "extra_args": kept}}
+
+
+def _leaves(value: Any, path: list[str]) -> Iterator[list[str]]:
+    if not isinstance(value, dict) or not value:
+        yield path
+        return
+    for key, inner in value.items():
+        yield from _leaves(inner, [*path, str(key)])
+
+
+def _inside(values: Any, key: str | int) -> Any:
+    """What a mapping or a list holds at a key; None where it has none."""
+    if isinstance(values, list):
+        if isinstance(key, int) and key < len(values):
+            return values[key]
+        return None
+    if isinstance(values, Mapping):
+        return values.get(key)
+    return None
