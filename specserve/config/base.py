@@ -26,7 +26,7 @@ def _host(text: str) -> str:
             f"{text!r} has a port, which has a key of its own; must be an address alone"
         )
     if not bare or re.search(r"[\s/]", bare):
-        raise ValueError(f"{text!r} is none; must be an address or a name")
+        raise ValueError(f"{text!r} is not a valid address; must be an IP address or a host name")
     return bare.removeprefix("[").removesuffix("]")
 
 

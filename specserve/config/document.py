@@ -228,7 +228,7 @@ class _Walk:
             if key in out:
                 self.problem(
                     key_node,
-                    f"key '{dotted(here)}' stands here again; first on line {self.doc.lines[here]}",
+                    f"key '{dotted(here)}' is given twice; first on line {self.doc.lines[here]}",
                 )
                 continue
             self.doc.lines[here] = key_node.start_mark.line + 1

@@ -151,7 +151,7 @@ def _receivers(settings: Settings) -> Iterator[Complaint]:
         elif url and not _is_url(url):
             yield Complaint(
                 ("alerts", "notify", i, "url"),
-                f"the URL of receiver {i + 1} ({receiver.type}) is none that a request can go to; "
+                f"the URL of receiver {i + 1} ({receiver.type}) is not valid; "
                 "must be http(s)://HOST[:PORT]/..., with no part of the host empty",
                 "e.g. http://alertmanager.monitoring.svc:9093",
             )

@@ -127,7 +127,7 @@ def _wrong_kind(method: str, kind: str | None) -> Finding | None:
     where, fix = "speculative_decoding.method", f"set speculative_decoding.method: {kind}"
     if method == "draft_model":
         message = (
-            f"the draft is {_NAMES[kind]}, which cannot speak alone; method "
+            f"the draft is {_NAMES[kind]}, which cannot generate text by itself; method "
             "draft_model needs a whole language model"
         )
         return Finding("head-as-model", "error", where, message, fix)
@@ -163,8 +163,7 @@ def _speculators(settings: Settings, target: ModelFacts, draft: ModelFacts) -> I
             )
         elif str(kind) not in _SPECULATORS:
             yield bad_config(
-                f"speculators_model_type {kind!r} is none that vLLM knows "
-                f"({', '.join(_SPECULATORS)})"
+                f"speculators_model_type {kind!r} is unknown to vLLM ({', '.join(_SPECULATORS)})"
             )
         elif kind in ("eagle3", "peagle") and model_type not in ("llama", "qwen3"):
             yield bad_config(

@@ -353,7 +353,7 @@ def _rules(comparison: Comparison) -> Iterator[Finding]:
     line = SAMPLE[comparison.sample_differs_at][:30]
     message = (
         f"the maps are identical, {parts} differ: {line!r}... encodes to other "
-        "ids; the draft saw text split otherwise"
+        "ids; the draft was trained on text split differently"
     )
     yield Finding(
         "tokenizer-rules", "warning", DRAFT, message, "use the draft that was made for this target"
@@ -375,7 +375,7 @@ def _special(target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:
     if differences:
         message = (
             f"special tokens differ (target / draft): {'; '.join(differences)}; "
-            "the draft ends its turns otherwise"
+            "the draft ends its turns differently"
         )
         fix = "use a draft tuned with the target's chat format"
         yield Finding("special-tokens", "warning", DRAFT, message, fix)

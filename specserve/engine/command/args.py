@@ -288,7 +288,7 @@ def _doubled_keys(settings: Settings) -> Iterator[Problem]:
             )
         elif key in ours:
             yield Problem(
-                f"'{key}' is already {json.dumps(ours[key])}; it must not be said twice",
+                f"'{key}' is already {json.dumps(ours[key])}; it must not be set twice",
                 where=where,
                 fix=f"remove speculative_decoding.extra_config.{key}",
             )
