@@ -85,6 +85,8 @@ class FileSource(PydanticBaseSettingsSource):
     def __init__(self, doc: Document) -> None:
         super().__init__(Merged)
         self.doc = doc
+        self.replaced: set[KeyPath] = set()
+        """Where a higher layer puts something else than a mapping."""
         self.problems = [*doc.problems]
         given = _inside(_inside(doc.values, "engine"), "extra_args")
         if isinstance(given, dict):
@@ -97,7 +99,8 @@ class FileSource(PydanticBaseSettingsSource):
 
     def __call__(self) -> dict[str, Any]:
         """The file's values, but for flags that a higher layer spells differently."""
-        return _without_other_spellings(self.doc.values, self.current_state)
+        kept = _without_mappings(self.doc.values, self.replaced)
+        return _without_other_spellings(kept, self.current_state)
 
 
 class Layer:
@@ -109,6 +112,10 @@ class Layer:
         self.values: dict[str, Any] = {}
         self.places: dict[KeyPath, str] = {}
         self.written: dict[KeyPath, str] = {}
+        self.replaced: set[KeyPath] = set()
+        """Where something else than a mapping was put: a mapping of a lower layer ends there, also
+        if a later entry sets keys below a null.
+        """
         self.problems: list[Problem] = []
         self._below = below
         for entry in entries:
@@ -175,6 +182,8 @@ class Layer:
             return
         here[path[-1]] = value
         self.places[path] = place
+        if not isinstance(value, dict):
+            self.replaced.add(path)
 
 
 class EnvironmentSource(EnvSettingsSource):
@@ -184,6 +193,8 @@ class EnvironmentSource(EnvSettingsSource):
         self._environ = environ
         super().__init__(Merged)
         self.warnings: list[Problem] = []
+        self.replaced: set[KeyPath] = set()
+        """Where ``--set`` puts something else than a mapping."""
         self.layer = Layer([*self._entries()], below.doc.values, environ)
 
     def _load_env_vars(self) -> Mapping[str, str]:
@@ -207,7 +218,8 @@ class EnvironmentSource(EnvSettingsSource):
 
     def __call__(self) -> dict[str, Any]:
         """The environment's values, but for flags that ``--set`` spells differently."""
-        return _without_other_spellings(self.layer.values, self.current_state)
+        kept = _without_mappings(self.layer.values, self.replaced)
+        return _without_other_spellings(kept, self.current_state)
 
 
 class OverrideSource(PydanticBaseSettingsSource):
@@ -250,8 +262,11 @@ class Cascade:
     def __init__(self, doc: Document, environ: Mapping[str, str], overrides: Sequence[str]) -> None:
         file = FileSource(doc)
         environment = EnvironmentSource(environ, file)
+        file.replaced |= environment.layer.replaced
         lower = merged([environment, file])
         sets = OverrideSource(overrides, lower, environ)
+        file.replaced |= sets.layer.replaced
+        environment.replaced |= sets.layer.replaced
         self.doc = doc
         self.values = merged([sets, environment, file])
         self.warnings = environment.warnings
@@ -331,6 +346,18 @@ def _without_other_spellings(values: dict[str, Any], above: Mapping[str, Any]) -
         return values
     kept = {key: value for key, value in held.items() if key not in gone}
     return {**values, "engine": {**values["engine"], "extra_args": kept}}
+
+
+def _without_mappings(values: dict[str, Any], paths: set[KeyPath]) -> dict[str, Any]:
+    """The values of a layer without the mappings at these paths."""
+    kept = copy.deepcopy(values)
+    for path in paths:
+        here: Any = kept
+        for part in path[:-1]:
+            here = _inside(here, part)
+        if isinstance(here, dict) and isinstance(here.get(path[-1]), dict):
+            del here[path[-1]]
+    return kept
 
 
 def _leaves(value: Any, path: list[str]) -> Iterator[list[str]]:

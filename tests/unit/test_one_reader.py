@@ -415,3 +415,21 @@ def modules_with_text(text: str) -> set[str]:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and node.value == text
     }
+
+
+@pytest.mark.parametrize(
+    ("environ", "sets"),
+    [
+        ({}, ("models.draft_model=null", "models.draft_model.path=e")),
+        ({"SPECSERVE_MODELS__DRAFT_MODEL": "null"}, ("models.draft_model.path=e",)),
+    ],
+)
+def test_what_is_set_below_a_null_starts_anew(
+    tmp_path: Path, environ: dict[str, str], sets: tuple[str, ...]
+) -> None:
+    """A null clears the mapping of every lower layer: the old revision belongs to another model."""
+    path = tmp_path / "config.yaml"
+    path.write_text("models: {target_model: {path: t}, draft_model: {path: d, revision: r}}\n")
+    draft = load(path, environ=environ, overrides=sets).settings.models.draft_model
+    assert draft is not None
+    assert (draft.path, draft.revision) == ("e", None)
