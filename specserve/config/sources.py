@@ -158,15 +158,24 @@ class Layer:
         """What is there, in this layer or below it."""
         own: Any = self.values
         below: Any = self._below
-        for part in path:
+        for end, part in enumerate(path, start=1):
             own = _inside(own, part)
             below = _inside(below, part)
+            if path[:end] in self.replaced:
+                below = None  # a null of this layer hides what lies below it
         if own is None:
             return below
         return own
 
     def _put(self, path: KeyPath, value: Any, place: str) -> None:
-        """Set one value; a mapping merges into a mapping, and a list comes up whole from below."""
+        """Set one value; a mapping merges into a mapping, and a list comes up whole from below.
+
+        Each key of a mapping over a mapping has its own place: the others keep theirs.
+        """
+        if isinstance(value, dict) and isinstance(self._at(path), dict):
+            for key, item in value.items():
+                self._put((*path, key), item, place)
+            return
         here: Any = self.values
         for end, part in enumerate(path[:-1], start=1):
             nested = _inside(here, part)
@@ -176,10 +185,6 @@ class Layer:
             elif not wants_list and not isinstance(nested, dict):
                 nested = here[part] = {}
             here = nested
-        if isinstance(value, dict) and isinstance(_inside(here, path[-1]), dict):
-            for key, item in value.items():
-                self._put((*path, key), item, place)
-            return
         here[path[-1]] = value
         self.places[path] = place
         if not isinstance(value, dict):
@@ -280,9 +285,9 @@ class Cascade:
         ]
 
     def place(self, path: KeyPath) -> str:
-        """Where the value at this path was set: the longest known prefix wins."""
-        for end in range(len(path), 0, -1):
-            for layer in self._layers:
+        """Where the value at this path was set: the highest layer, in it the longest prefix."""
+        for layer in self._layers:
+            for end in range(len(path), 0, -1):
                 if path[:end] in layer.places:
                     return layer.places[path[:end]]
         # A value laid over a scalar, key by key (--set server.port.x=1), has its places further in.

@@ -483,3 +483,58 @@ def test_any_text_is_settings_or_an_error_with_a_place(tmp_path: Path, text: str
     with pytest.raises(ConfigError) as caught:
         load(path, environ={})
     assert all(p.where for p in caught.value.problems)
+
+
+@pytest.mark.parametrize(
+    ("environ", "sets", "place"),
+    [
+        ({"SPECSERVE_SERVER": "{host: 127.0.0.3}"}, (), "environment SPECSERVE_SERVER"),
+        ({}, ("server={host: 127.0.0.3}",), "--set server"),
+    ],
+)
+def test_a_mapping_over_a_mapping_says_who_set_each_key(
+    tmp_path: Path, environ: dict[str, str], sets: tuple[str, ...], place: str
+) -> None:
+    """What a mapping of a higher layer leaves alone keeps the file's place, in errors as well."""
+    text = "models: {target_model: {path: t}}\nspeculative_decoding: {enabled: false}\n"
+    path = write(tmp_path, text + "server:\n  port: 8001\n")
+    sources = load(path, environ=environ, overrides=sets).sources
+    assert sources["server.host"] == place
+    assert sources["server.port"] == f"{path}:4"
+    path = write(tmp_path, text + "server:\n  port: 99999\n")
+    with pytest.raises(ConfigError) as error:
+        load(path, environ=environ, overrides=sets)
+    assert [problem.where for problem in error.value.problems] == [f"{path}:4"]
+
+
+def test_an_empty_mapping_takes_nothing_over(tmp_path: Path) -> None:
+    """`--set alerts.labels={}` merges nothing into the file's labels, which keep their place."""
+    text = "models: {target_model: {path: t}}\nspeculative_decoding: {enabled: false}\n"
+    path = write(tmp_path, text + "alerts: {labels: {cluster: a}}\n")
+    loaded = load(path, environ={}, overrides=["alerts.labels={}"])
+    assert loaded.settings.alerts.labels == {"cluster": "a"}
+    assert loaded.sources["alerts.labels.cluster"] == f"{path}:3"
+
+
+def test_an_item_below_a_null_is_refused(tmp_path: Path) -> None:
+    """A null clears a list of a lower layer: none of its items comes back by its number."""
+    text = "models: {target_model: {path: t}}\nspeculative_decoding: {enabled: false}\n"
+    path = write(tmp_path, text + "alerts: {notify: [{type: webhook, url: http://a/b}]}\n")
+    environ = {
+        "SPECSERVE_ALERTS__NOTIFY": "null",
+        "SPECSERVE_ALERTS__NOTIFY__0__URL": "http://c/d",
+    }
+    with pytest.raises(ConfigError, match=r"'alerts\.notify' is a mapping; must be a list"):
+        load(path, environ=environ)
+
+
+def test_a_whole_list_says_who_set_it(tmp_path: Path) -> None:
+    """A list given by --set replaces one whose item a variable had set, and so does its place."""
+    text = "models: {target_model: {path: t}}\nspeculative_decoding: {enabled: false}\n"
+    path = write(tmp_path, text + "alerts: {notify: [{type: webhook, url: http://a/b}]}\n")
+    loaded = load(
+        path,
+        environ={"SPECSERVE_ALERTS__NOTIFY__0__URL": "http://c/d"},
+        overrides=["alerts.notify=[{type: webhook, url: http://e/f}]"],
+    )
+    assert loaded.sources["alerts.notify[0].url"] == "--set alerts.notify"
