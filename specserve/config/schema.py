@@ -95,18 +95,30 @@ class Settings(Section):
         if rows is None:
             return self.speculative_decoding.num_speculative_tokens
         tokens = 0
-        for first, _, row_tokens in rows:
+        for first, _, row_tokens in sorted(rows):
             if first <= batch_size:
                 tokens = row_tokens
         return tokens
 
     @property
     def largest_drafting_batch(self) -> int | None:
-        """The largest step batch that a row drafts for; None where every size is drafted for."""
+        """The largest step batch that is drafted for; None where there is no largest.
+
+        A row reaches to the next one, and the last row to every size above it: a schedule that ends
+        in a row that drafts has no largest.
+        """
         rows = self.schedule
         if rows is None:
             return None
-        return max((last for _, last, tokens in rows if tokens > 0), default=0)
+        above: int | None = None
+        for first, _, tokens in sorted(rows, reverse=True):
+            if tokens == 0:
+                above = first
+            elif above is None:
+                return None
+            else:
+                return above - 1
+        return 0
 
     @property
     def served_model_name(self) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,11 +87,7 @@ class FileSource(PydanticBaseSettingsSource):
         self.doc = doc
         self.replaced: set[KeyPath] = set()
         """Where a higher layer puts something else than a mapping."""
-        self.problems = [*doc.problems]
-        given = _inside(_inside(doc.values, "engine"), "extra_args")
-        if isinstance(given, dict):
-            for key, sentence in extra_args.said_twice(given):
-                self.problems.append(Problem(sentence, doc.place((*_EXTRA, key))))
+        self.problems = [*doc.problems, *_said_twice(doc.values, doc.place)]
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
         """The section of the file."""
@@ -120,7 +116,23 @@ class Layer:
         self._below = below
         for entry in entries:
             self._add(entry, environ)
-        self.problems += _said_twice(entries)
+        self.problems += _said_twice(
+            self.values, lambda path: self.place(path) or self.place_inside(path) or ""
+        )
+
+    def place(self, path: KeyPath) -> str | None:
+        """Where this layer sets the value, or the longest prefix of its path that it sets."""
+        for end in range(len(path), 0, -1):
+            if path[:end] in self.places:
+                return self.places[path[:end]]
+        return None
+
+    def place_inside(self, path: KeyPath) -> str | None:
+        """Where this layer first sets something inside the value, key by key."""
+        for key, place in self.places.items():
+            if key[: len(path)] == path:
+                return place
+        return None
 
     def _add(self, entry: LayerEntry, environ: Mapping[str, str]) -> None:
         path, wrong = self._resolve(entry.path)
@@ -286,16 +298,12 @@ class Cascade:
 
     def place(self, path: KeyPath) -> str:
         """Where the value at this path was set: the highest layer, in it the longest prefix."""
-        for layer in self._layers:
-            for end in range(len(path), 0, -1):
-                if path[:end] in layer.places:
-                    return layer.places[path[:end]]
         # A value laid over a scalar, key by key (--set server.port.x=1), has its places further in.
-        for layer in self._layers:
-            for key, place in layer.places.items():
-                if key[: len(path)] == path:
-                    return place
-        return self.doc.place(path)
+        found = (
+            *(layer.place(path) for layer in self._layers),
+            *(layer.place_inside(path) for layer in self._layers),
+        )
+        return next((place for place in found if place is not None), self.doc.place(path))
 
 
 def spelled(parts: Sequence[str]) -> list[str]:
@@ -325,15 +333,12 @@ def _own_name(path: Sequence[str]) -> int:
     return min(free, len(path))
 
 
-def _said_twice(entries: Sequence[LayerEntry]) -> Iterator[Problem]:
+def _said_twice(values: Mapping[str, Any], place: Callable[[KeyPath], str]) -> Iterator[Problem]:
     """One layer sets each of vLLM's flags once, whatever the spelling."""
-    ours = {
-        ".".join(entry.path[2:]): entry
-        for entry in entries
-        if tuple(entry.path[:2]) == _EXTRA and len(entry.path) > 2
-    }
-    for key, sentence in extra_args.said_twice(dict.fromkeys(ours)):
-        yield Problem(sentence, ours[key].place)
+    given = _inside(_inside(values, "engine"), "extra_args")
+    if isinstance(given, dict):
+        for key, sentence in extra_args.said_twice(given):
+            yield Problem(sentence, place((*_EXTRA, key)))
 
 
 def _without_other_spellings(values: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

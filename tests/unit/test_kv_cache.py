@@ -227,6 +227,30 @@ def test_what_fits_is_monotonous(layers: int, heads: int, length: int, pool: int
     assert longest == length or plan.request_blocks(longest + 1) > usable
 
 
+def cpu_tokens(config: dict[str, Any], processor: Processor) -> int:
+    """KV tokens that the CPU engine makes of 48 MiB."""
+    settings = Settings.model_validate(
+        {
+            "models": {"target_model": {"path": "t"}},
+            "engine": {
+                "max_model_len": 3000,
+                "max_num_batched_tokens": 1024,
+                "extra_args": {"kv-cache-memory-bytes": str(48 * 1024**2)},
+            },
+            "speculative_decoding": {"enabled": False},
+        }
+    )
+    made = plan(
+        settings,
+        ModelFacts("t", config),
+        engine_version="0.32.0",
+        backend="cpu",
+        free_ram_bytes=64 * 1024**3,
+        processor=processor,
+    )
+    return made.capacity.kv_cache_tokens
+
+
 @pytest.mark.parametrize(
     ("has_avx512_bf16", "tokens"),
     [(True, 41727), (False, 54857)],
@@ -254,26 +278,7 @@ def test_recurrent_states_of_the_cpu_engine(has_avx512_bf16: bool, tokens: int) 
         "linear_value_head_dim": 128,
         "linear_conv_kernel_dim": 4,
     }
-    settings = Settings.model_validate(
-        {
-            "models": {"target_model": {"path": "t"}},
-            "engine": {
-                "max_model_len": 3000,
-                "max_num_batched_tokens": 1024,
-                "extra_args": {"kv-cache-memory-bytes": str(48 * 1024**2)},
-            },
-            "speculative_decoding": {"enabled": False},
-        }
-    )
-    made = plan(
-        settings,
-        ModelFacts("t", config),
-        engine_version="0.32.0",
-        backend="cpu",
-        free_ram_bytes=64 * 1024**3,
-        processor=Processor(has_avx512_bf16),
-    )
-    assert made.capacity.kv_cache_tokens == tokens
+    assert cpu_tokens(config, Processor(has_avx512_bf16)) == tokens
 
 
 @pytest.mark.parametrize("key", ["full_attention_interval", "attn_layer_period"])
@@ -305,23 +310,4 @@ def test_blocks_of_latent_attention_on_the_cpu_engine(has_amx_tile: bool, tokens
         "qk_rope_head_dim": 64,
         "v_head_dim": 128,
     }
-    settings = Settings.model_validate(
-        {
-            "models": {"target_model": {"path": "t"}},
-            "engine": {
-                "max_model_len": 3000,
-                "max_num_batched_tokens": 1024,
-                "extra_args": {"kv-cache-memory-bytes": str(48 * 1024**2)},
-            },
-            "speculative_decoding": {"enabled": False},
-        }
-    )
-    made = plan(
-        settings,
-        ModelFacts("t", config),
-        engine_version="0.32.0",
-        backend="cpu",
-        free_ram_bytes=64 * 1024**3,
-        processor=Processor(has_amx_tile=has_amx_tile),
-    )
-    assert made.capacity.kv_cache_tokens == tokens
+    assert cpu_tokens(config, Processor(has_amx_tile=has_amx_tile)) == tokens

