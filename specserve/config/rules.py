@@ -13,23 +13,9 @@ from pydantic import BaseModel, SecretStr
 from specserve.config import legacy
 from specserve.config.document import KeyPath, dotted
 from specserve.config.schema import Settings
-from specserve.config.speculation import NEEDS_DRAFT, WITHOUT_DRAFT
+from specserve.config.speculation import NEEDS_DRAFT, ONLY_FOR, SAME_DTYPE, WITHOUT_DRAFT
 
 _SPEC = "speculative_decoding"
-_SAME_DTYPE = {"half": "float16", "float": "float32"}
-
-_ONLY_FOR = {
-    "prompt_lookup_min": {"ngram", "ngram_gpu"},
-    "prompt_lookup_max": {"ngram", "ngram_gpu"},
-    "suffix_decoding_max_tree_depth": {"suffix"},
-    "suffix_decoding_max_cached_requests": {"suffix"},
-    "suffix_decoding_max_spec_factor": {"suffix"},
-    "suffix_decoding_min_token_prob": {"suffix"},
-    "use_heterogeneous_vocab": {"draft_model"},
-}
-"""Per-method keys and the methods that read them; under any other method they would be ignored in
-silence.
-"""
 
 
 @dataclass(frozen=True)
@@ -238,7 +224,7 @@ def _method(settings: Settings) -> Iterator[Complaint]:
             "remove models.draft_model, or choose the method that uses it",
             is_warning=True,
         )
-    for key, methods in _ONLY_FOR.items():
+    for key, methods in ONLY_FOR.items():
         if getattr(spec, key) is not None and method not in methods:
             yield Complaint(
                 (_SPEC, key),
@@ -303,7 +289,7 @@ def _draft_dtype(settings: Settings) -> Iterator[Complaint]:
     if (
         draft is None
         or draft == "auto"
-        or _SAME_DTYPE.get(draft, draft) == _SAME_DTYPE.get(target, target)
+        or SAME_DTYPE.get(draft, draft) == SAME_DTYPE.get(target, target)
     ):
         return
     path: KeyPath = ("models", "draft_model", "dtype")

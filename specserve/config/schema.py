@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from specserve.config.alerting import Alerts
 from specserve.config.base import Section
+from specserve.config.conditions import conditions
 from specserve.config.models import Models
 from specserve.config.serving import Engine, Hardware, Server
 from specserve.config.sidecar import Sidecar
@@ -20,6 +21,8 @@ from specserve.config.speculation import (
 
 class Settings(Section):
     """specserve's config file."""
+
+    model_config = ConfigDict(json_schema_extra={"allOf": conditions()})
 
     server: Server = Field(default_factory=Server, description="The OpenAI endpoint.")
     models: Models = Field(description="The target, and the draft where the method needs one.")

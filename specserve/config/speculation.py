@@ -39,6 +39,20 @@ and no default of its reaches this.
 """
 WITHOUT_DRAFT = frozenset({"ngram", "ngram_gpu", "suffix"})
 """Methods that look drafts up in text that is already there."""
+SAME_DTYPE = {"half": "float16", "float": "float32"}
+"""Second names of data types, with the first."""
+ONLY_FOR = {
+    "prompt_lookup_min": {"ngram", "ngram_gpu"},
+    "prompt_lookup_max": {"ngram", "ngram_gpu"},
+    "suffix_decoding_max_tree_depth": {"suffix"},
+    "suffix_decoding_max_cached_requests": {"suffix"},
+    "suffix_decoding_max_spec_factor": {"suffix"},
+    "suffix_decoding_min_token_prob": {"suffix"},
+    "use_heterogeneous_vocab": {"draft_model"},
+}
+"""Per-method keys and the methods that read them; under any other method they would be ignored in
+silence.
+"""
 
 
 class SpeculativeDecoding(Section):

@@ -1,6 +1,24 @@
 {{/* What cannot work, each with a sentence. Called once, by the ConfigMap. */}}
 {{- define "specserve.checks" -}}
 {{- $v := .Values -}}
+{{- $c := include "specserve.expanded" (dict "root" . "text" (toJson $v.config) "quoted" true) | fromJson -}}
+{{- if not (dig "models" "target_model" "path" "" $c) -}}
+{{- fail "config.models.target_model.path is missing; paste your specserve config under `config:`" -}}
+{{- end -}}
+{{- if eq (include "specserve.apiPort" .) (include "specserve.metricsPort" .) -}}
+{{- fail (printf "config.server.port is %s, and so is config.sidecar.port; must be two ports" (include "specserve.apiPort" .)) -}}
+{{- end -}}
+{{- $mounts := list "/etc/specserve/secrets" (include "specserve.mountPath" .) -}}
+{{- range .Values.extraVolumeMounts }}{{ $mounts = append $mounts .mountPath }}{{ end -}}
+{{- range regexFindAll "\"(api_key|hub_token|cert|key|secret|url|bearer_token)_file\":\"[^\"]+\"" (toJson $c) -1 -}}
+{{- $key := trimPrefix "\"" (first (splitList "\":\"" .)) -}}
+{{- $file := trimSuffix "\"" (last (splitList "\":\"" .)) -}}
+{{- $found := hasPrefix "${" $file -}}
+{{- range $mounts }}{{ if hasPrefix . $file }}{{ $found = true }}{{ end }}{{ end -}}
+{{- if not $found -}}
+{{- fail (printf "config has %s: %s, which no volume brings into the pod; use auth, hub or tls.existingSecret, or mount it with extraVolumes and extraVolumeMounts" $key $file) -}}
+{{- end -}}
+{{- end -}}
 {{- if or (eq .Release.Name "vllm") (eq (include "specserve.name" .) "vllm") -}}
 {{- fail "a release named 'vllm' makes Kubernetes set VLLM_PORT=tcp://..., which vLLM refuses; choose another name" -}}
 {{- end -}}
