@@ -8,13 +8,13 @@ is generated.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
 from specserve import metric_families as families
 from specserve.config.base import FilePath, Positive, Ratio, Seconds, Secret, Section
+from specserve.config.document import Yaml
 
 Severity = Literal["critical", "warning", "info"]
 AlertName = Annotated[str, Field(pattern=r"^[A-Z][A-Za-z0-9]*$", max_length=60)]
@@ -36,13 +36,13 @@ class Timing(Section):
     )
 
 
-def _ordered(rule: Any, lower: str, upper: str) -> None:
+def _ordered(rule: BaseModel, lower: str, upper: str) -> None:
     low, high = getattr(rule, lower), getattr(rule, upper)
     if low is not None and high is not None and low > high:
         raise ValueError(f"{lower} is {low:g}; must be at most {upper} ({high:g}), set both")
 
 
-def _follow(given: Any, default: Any) -> Any:
+def _follow(given: dict[str, Yaml], default: BaseModel) -> dict[str, Yaml]:
     """The keys given; where they leave out the threshold for resolving and its default would be on
     the wrong side of the one for firing, then as far from that as by default.
 
@@ -50,22 +50,27 @@ def _follow(given: Any, default: Any) -> Any:
     1, not below -20.
     """
     for fire, resolve in (("fire_below", "resolve_above"), ("fire_above", "resolve_below")):
-        usual, resolved = getattr(default, fire, None), getattr(default, resolve, None)
+        usual: float | None = getattr(default, fire, None)
+        resolved: float | None = getattr(default, resolve, None)
         if resolve in given or usual is None or resolved is None:
             continue
+        fires = given.get(fire, usual)
+        if not isinstance(fires, int | float | str):
+            continue
         try:
-            threshold = float(given.get(fire, usual))
-        except (TypeError, ValueError, OverflowError):  # whoever validates says so
+            threshold = float(fires)
+        except (ValueError, OverflowError):  # the validation that follows says so
             continue
         distance = resolved - usual
-        if (threshold - resolved) * distance > 0:
-            moved = round(
-                threshold + distance * (min(1.0, abs(threshold / usual)) if usual else 1.0), 6
-            )
-            return {
-                **given,
-                resolve: min(1.0, moved) if isinstance(default, AcceptanceRate) else moved,
-            }
+        if (threshold - resolved) * distance <= 0:
+            continue
+        nearer = 1.0
+        if usual:
+            nearer = min(1.0, abs(threshold / usual))
+        moved = round(threshold + distance * nearer, 6)
+        if isinstance(default, AcceptanceRate):
+            moved = min(1.0, moved)
+        return {**given, resolve: moved}
     return given
 
 
@@ -122,20 +127,24 @@ class AcceptanceRate(Timing):
 
 def _below(
     fire: float | None, resolve: float | None, wait: float, what: str, samples: float = 0
-) -> Any:
+) -> Below:
     default = Below(fire_below=fire, resolve_above=resolve, for_seconds=wait, min_samples=samples)
-    return Field(default, description=what)
+    field: Below = Field(default, description=what)
+    return field
 
 
 def _above(
     fire: float | None, resolve: float | None, wait: float, what: str, samples: float = 0
-) -> Any:
+) -> Above:
     default = Above(fire_above=fire, resolve_below=resolve, for_seconds=wait, min_samples=samples)
-    return Field(default, description=what)
+    field: Above = Field(default, description=what)
+    return field
 
 
-def _switch(wait: float, what: str, keep: float = 30) -> Any:
-    return Field(Timing(for_seconds=wait, keep_firing_for_seconds=keep), description=what)
+def _switch(wait: float, what: str, keep: float = 30) -> Timing:
+    default = Timing(for_seconds=wait, keep_firing_for_seconds=keep)
+    field: Timing = Field(default, description=what)
+    return field
 
 
 class Rules(Section):
@@ -197,11 +206,11 @@ class Rules(Section):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _over_the_default(cls, value: Any, info: Any) -> Any:
+    def _over_the_default(cls, value: Yaml, info: ValidationInfo) -> Yaml:
         """`{enabled: false}` changes one key and keeps the alert's other defaults."""
-        if not isinstance(value, Mapping):
+        if not isinstance(value, dict):
             return value
-        default = cls.model_fields[info.field_name].default
+        default = cls.model_fields[info.field_name or ""].default
         return {**default.model_dump(), **_follow(value, default)}
 
 
@@ -320,8 +329,8 @@ class Alerts(Section):
 
     @field_validator("acceptance_rate", mode="before")
     @classmethod
-    def _hysteresis(cls, value: Any) -> Any:
-        if isinstance(value, Mapping):
+    def _hysteresis(cls, value: Yaml) -> Yaml:
+        if isinstance(value, dict):
             return _follow(value, AcceptanceRate())
         return value
 

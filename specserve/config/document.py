@@ -7,13 +7,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import yaml
 
 from specserve.errors import ConfigError, Problem
 
 KeyPath = tuple[str | int, ...]
+Yaml: TypeAlias = "bool | int | float | str | list[Yaml] | dict[str, Yaml] | None"
+"""A value as YAML gives it, dates and times left as text."""
 
 MAX_BYTES = 1024 * 1024
 MAX_VALUES = 50_000
@@ -33,7 +35,7 @@ class Document:
     """What a YAML file says, where it says it, and what is wrong with it."""
 
     name: str
-    values: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, Yaml] = field(default_factory=dict)
     lines: dict[KeyPath, int] = field(default_factory=dict)
     """Key path -> 1-based line of the key."""
     written: dict[KeyPath, str] = field(default_factory=dict)
@@ -58,6 +60,23 @@ def dotted(path: KeyPath) -> str:
     for part in path:
         out += f"[{part}]" if isinstance(part, int) else (f".{part}" if out else part)
     return out
+
+
+def inside(values: Yaml, key: str | int) -> Yaml:
+    """What a mapping or a list holds at a key; None where it has none."""
+    if isinstance(values, list) and isinstance(key, int) and key < len(values):
+        return values[key]
+    if isinstance(values, dict) and isinstance(key, str):
+        return values.get(key)
+    return None
+
+
+def put(values: Yaml, key: str | int, value: Yaml) -> None:
+    """Set what a mapping or a list holds at a key."""
+    if isinstance(values, dict):
+        values[str(key)] = value
+    elif isinstance(values, list) and isinstance(key, int):
+        values[key] = value
 
 
 def expand(text: str, environ: Mapping[str, str]) -> tuple[str, list[str]]:
@@ -96,7 +115,7 @@ def read(path: Path, environ: Mapping[str, str]) -> Document:
 
 def read_value(
     text: str, path: KeyPath, place: str, environ: Mapping[str, str]
-) -> tuple[Any, Document]:
+) -> tuple[Yaml, Document]:
     """One value that stands alone, as in ``--set KEY=VALUE``: YAML, variables replaced as in a
     file.
 
@@ -203,7 +222,7 @@ class _Walk:
         place = self.fixed_place or f"{self.doc.name}:{node.start_mark.line + 1}"
         self.doc.problems.append(Problem(message, place, fix=fix))
 
-    def value(self, node: yaml.Node, path: KeyPath) -> Any:
+    def value(self, node: yaml.Node, path: KeyPath) -> Yaml:
         self.count += 1
         if self.count > MAX_VALUES or len(path) > MAX_DEPTH:
             raise ConfigError(
@@ -218,8 +237,8 @@ class _Walk:
             return [self.value(item, (*path, i)) for i, item in enumerate(node.value)]
         return self.scalar(node, path)
 
-    def mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
-        out: dict[str, Any] = {}
+    def mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Yaml]:
+        out: dict[str, Yaml] = {}
         for key_node, value_node in node.value:
             key = self.key(key_node)
             if key is None:
@@ -244,7 +263,7 @@ class _Walk:
             return None
         return str(node.value)
 
-    def scalar(self, node: yaml.Node, path: KeyPath) -> Any:
+    def scalar(self, node: yaml.Node, path: KeyPath) -> Yaml:
         text = str(node.value)
         if node.tag in _TEXTS:
             expanded, unset = expand(text, self.environ)
@@ -263,7 +282,7 @@ class _Walk:
             return None
         self.doc.written[path] = text
         try:
-            value = self.scalars.construct_object(node)
+            value: Yaml = self.scalars.construct_object(node)
         except (yaml.YAMLError, ValueError, OverflowError):
             self.problem(
                 node,

@@ -14,7 +14,7 @@ from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
 from specserve.config import legacy, rules
-from specserve.config.document import KeyPath, dotted, read
+from specserve.config.document import KeyPath, Yaml, dotted, inside, put, read
 from specserve.config.schema import Settings
 from specserve.config.sentences import known_keys, sentence
 from specserve.config.sources import Cascade
@@ -95,7 +95,7 @@ def _validate(cascade: Cascade, problems: list[Problem]) -> Settings | None:
     return settings
 
 
-def _no_numbers(given: Any, taken: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+def _no_numbers(given: Yaml, taken: Yaml, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
     """Where pydantic took ``true`` for 1, and numbers that no machine counts in: arithmetic with
     floats overflows.
     """
@@ -107,11 +107,11 @@ def _no_numbers(given: Any, taken: Any, path: KeyPath = ()) -> Iterator[tuple[Ke
             yield from _no_numbers(value, result, (*path, i))
     elif isinstance(given, bool) and type(taken) in (int, float):
         yield path, "is true or false; must be a number"
-    elif type(taken) in (int, float) and abs(taken) >= 2**63:
+    elif isinstance(taken, int | float) and abs(taken) >= 2**63:
         yield path, "is too large; must be less than 2**63"
 
 
-def _attempt(values: Mapping[str, Any]) -> tuple[Settings | None, list[ErrorDetails]]:
+def _attempt(values: Mapping[str, Yaml]) -> tuple[Settings | None, list[ErrorDetails]]:
     try:
         return Settings.model_validate(values), []
     except ValidationError as error:
@@ -126,22 +126,22 @@ def _restore_text(cascade: Cascade, errors: Sequence[ErrorDetails]) -> bool:
         written = cascade.written.get(loc)
         if item["type"] != "string_type" or written is None or item.get("input") is None:
             continue
-        holder: Any = cascade.values
+        holder: Yaml = cascade.values
         for part in loc[:-1]:
-            holder = holder[part]
-        holder[loc[-1]] = written
+            holder = inside(holder, part)
+        put(holder, loc[-1], written)
         changed = True
     return changed
 
 
-def _clean(loc: Sequence[str | int], values: Any) -> KeyPath:
+def _clean(loc: Sequence[str | int], values: Yaml) -> KeyPath:
     """pydantic's location without the names of union members, which are no keys of the file."""
     out: list[str | int] = []
     here = values
     for i, part in enumerate(loc):
         if isinstance(here, dict) and (part in here or i == len(loc) - 1):
             out.append(part)
-            here = here.get(part)
+            here = here.get(str(part))
         elif isinstance(here, list) and isinstance(part, int) and part < len(here):
             out.append(part)
             here = here[part]
@@ -222,7 +222,7 @@ def _secret(
 def _sources(cascade: Cascade) -> dict[str, str]:
     out: dict[str, str] = {}
 
-    def walk(value: Any, path: KeyPath) -> None:
+    def walk(value: Yaml, path: KeyPath) -> None:
         if isinstance(value, dict | list) and value:
             for key, item in value.items() if isinstance(value, dict) else enumerate(value):
                 walk(item, (*path, key))

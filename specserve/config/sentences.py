@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
-from datetime import date
-from typing import Any
 
 from pydantic_core import ErrorDetails
 
-from specserve.config.document import KeyPath, dotted
+from specserve.config.document import KeyPath, Yaml, dotted, inside
 from specserve.config.schema import Settings
 
 _KINDS = {
@@ -93,7 +90,7 @@ def sentence(path: KeyPath, error: ErrorDetails) -> tuple[str, str | None]:
     ) else None
 
 
-def _share(value: Any) -> str | None:
+def _share(value: Yaml) -> str | None:
     """What a percentage is as a share of one; None where the value can be none.
 
     >>> _share(90)
@@ -104,9 +101,7 @@ def _share(value: Any) -> str | None:
     return None
 
 
-def _choice(
-    path: KeyPath, error: ErrorDetails, context: Mapping[str, Any]
-) -> tuple[str, str | None]:
+def _choice(path: KeyPath, error: ErrorDetails, context: dict[str, Yaml]) -> tuple[str, str | None]:
     expected = (
         str(context.get("expected") or context.get("expected_tags"))
         .replace("'", "")
@@ -132,7 +127,7 @@ def _choice(
     )
 
 
-def _shown(path: KeyPath, value: Any) -> str:
+def _shown(path: KeyPath, value: Yaml) -> str:
     """A value as it may be shown: short, and never where a secret may stand."""
     if value is None:
         return "empty"
@@ -142,17 +137,17 @@ def _shown(path: KeyPath, value: Any) -> str:
         return "false"
     if isinstance(value, dict):
         return "a mapping"
-    if isinstance(value, list | tuple):
+    if isinstance(value, list):
         return "a list"
     if isinstance(value, str) and any(_SECRETS.search(str(part)) for part in path):
         return "a text"
-    text = repr(value.isoformat() if isinstance(value, date) else value)
+    text = repr(value)
     if len(text) <= 60:
         return text
     return text[:57] + "..."
 
 
-def _example(path: KeyPath, kind: str, value: Any) -> str | None:
+def _example(path: KeyPath, kind: str, value: Yaml) -> str | None:
     """What to write where a section was expected."""
     if kind not in ("model_type", "model_attributes_type") or not path:
         return None
@@ -170,23 +165,37 @@ def _example(path: KeyPath, kind: str, value: Any) -> str | None:
 
 def known_keys(path: KeyPath) -> list[str]:
     """The keys that the schema knows at a path, sorted; empty where any key goes."""
-    node: Mapping[str, Any] = Settings.model_json_schema()
-    definitions = node["$defs"]
+    node: Yaml = Settings.model_json_schema()
+    definitions = inside(node, "$defs")
     for part in path:
-        node = _resolve(
-            node.get("items", {})
-            if isinstance(part, int)
-            else node.get("properties", {}).get(part, {}),
-            definitions,
-        )
-    names = set(node.get("properties", {}))
-    for option in node.get("oneOf", []):
-        names |= set(_resolve(option, definitions).get("properties", {}))
+        if isinstance(part, int):
+            node = inside(node, "items")
+        else:
+            node = inside(inside(node, "properties"), part)
+        node = _resolve(node, definitions)
+    names = _properties(node)
+    options = inside(node, "oneOf")
+    if isinstance(options, list):
+        for option in options:
+            names |= _properties(_resolve(option, definitions))
     return sorted(names)
 
 
-def _resolve(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
-    for option in [node, *node.get("anyOf", [])]:
-        if "$ref" in option:
-            return dict(definitions[option["$ref"].rsplit("/", 1)[-1]])
+def _properties(node: Yaml) -> set[str]:
+    known = inside(node, "properties")
+    if isinstance(known, dict):
+        return set(known)
+    return set()
+
+
+def _resolve(node: Yaml, definitions: Yaml) -> Yaml:
+    """The definition that a schema refers to, itself or in one of its options."""
+    options = [node]
+    union = inside(node, "anyOf")
+    if isinstance(union, list):
+        options += union
+    for option in options:
+        reference = inside(option, "$ref")
+        if isinstance(reference, str):
+            return inside(definitions, reference.rsplit("/", 1)[-1])
     return node

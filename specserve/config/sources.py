@@ -10,7 +10,6 @@ import copy
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
@@ -22,7 +21,7 @@ from pydantic_settings import (
 
 from specserve.config import extra_args
 from specserve.config.alerting import Rules
-from specserve.config.document import Document, KeyPath, dotted, read_value
+from specserve.config.document import Document, KeyPath, Yaml, dotted, inside, put, read_value
 from specserve.config.schema import Settings
 from specserve.errors import Problem
 from specserve.log import is_secret_name
@@ -52,7 +51,7 @@ class Merged(BaseSettings):
     )
 
 
-def merged(layers: Sequence[PydanticBaseSettingsSource]) -> dict[str, Any]:
+def merged(layers: Sequence[PydanticBaseSettingsSource]) -> dict[str, Yaml]:
     """The values of all layers, highest first, merged by pydantic-settings."""
 
     class Layered(Merged):
@@ -89,11 +88,11 @@ class FileSource(PydanticBaseSettingsSource):
         """Where a higher layer puts something else than a mapping."""
         self.problems = [*doc.problems, *_said_twice(doc.values, doc.place)]
 
-    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Yaml, str, bool]:
         """The section of the file."""
         return self.doc.values.get(field_name), field_name, False
 
-    def __call__(self) -> dict[str, Any]:
+    def __call__(self) -> dict[str, Yaml]:
         """The file's values, but for flags that a higher layer spells differently."""
         kept = _without_mappings(self.doc.values, self.replaced)
         return _without_other_spellings(kept, self.current_state)
@@ -103,9 +102,9 @@ class Layer:
     """The entries of one layer over what lies below it."""
 
     def __init__(
-        self, entries: Sequence[LayerEntry], below: Mapping[str, Any], environ: Mapping[str, str]
+        self, entries: Sequence[LayerEntry], below: dict[str, Yaml], environ: Mapping[str, str]
     ) -> None:
-        self.values: dict[str, Any] = {}
+        self.values: dict[str, Yaml] = {}
         self.places: dict[KeyPath, str] = {}
         self.written: dict[KeyPath, str] = {}
         self.replaced: set[KeyPath] = set()
@@ -117,7 +116,7 @@ class Layer:
         for entry in entries:
             self._add(entry, environ)
         self.problems += _said_twice(
-            self.values, lambda path: self.place(path) or self.place_inside(path) or ""
+            self.values, lambda path: self.place(path) or self.placeinside(path) or ""
         )
 
     def place(self, path: KeyPath) -> str | None:
@@ -127,7 +126,7 @@ class Layer:
                 return self.places[path[:end]]
         return None
 
-    def place_inside(self, path: KeyPath) -> str | None:
+    def placeinside(self, path: KeyPath) -> str | None:
         """Where this layer first sets something inside the value, key by key."""
         for key, place in self.places.items():
             if key[: len(path)] == path:
@@ -166,20 +165,20 @@ class Layer:
             out = (*out, int(part))
         return out, None
 
-    def _at(self, path: KeyPath) -> Any:
+    def _at(self, path: KeyPath) -> Yaml:
         """What is there, in this layer or below it."""
-        own: Any = self.values
-        below: Any = self._below
+        own: Yaml = self.values
+        below: Yaml = self._below
         for end, part in enumerate(path, start=1):
-            own = _inside(own, part)
-            below = _inside(below, part)
+            own = inside(own, part)
+            below = inside(below, part)
             if path[:end] in self.replaced:
                 below = None  # a null of this layer hides what lies below it
         if own is None:
             return below
         return own
 
-    def _put(self, path: KeyPath, value: Any, place: str) -> None:
+    def _put(self, path: KeyPath, value: Yaml, place: str) -> None:
         """Set one value; a mapping merges into a mapping, and a list comes up whole from below.
 
         Each key of a mapping over a mapping has its own place: the others keep theirs.
@@ -188,16 +187,18 @@ class Layer:
             for key, item in value.items():
                 self._put((*path, key), item, place)
             return
-        here: Any = self.values
+        here: Yaml = self.values
         for end, part in enumerate(path[:-1], start=1):
-            nested = _inside(here, part)
+            nested = inside(here, part)
             wants_list = isinstance(path[end], int)
             if wants_list and not isinstance(nested, list):
-                nested = here[part] = copy.deepcopy(self._at(path[:end]))
+                nested = copy.deepcopy(self._at(path[:end]))
+                put(here, part, nested)
             elif not wants_list and not isinstance(nested, dict):
-                nested = here[part] = {}
+                nested = {}
+                put(here, part, nested)
             here = nested
-        here[path[-1]] = value
+        put(here, path[-1], value)
         self.places[path] = place
         if not isinstance(value, dict):
             self.replaced.add(path)
@@ -233,7 +234,7 @@ class EnvironmentSource(EnvSettingsSource):
                     )
                 )
 
-    def __call__(self) -> dict[str, Any]:
+    def __call__(self) -> dict[str, Yaml]:
         """The environment's values, but for flags that ``--set`` spells differently."""
         kept = _without_mappings(self.layer.values, self.replaced)
         return _without_other_spellings(kept, self.current_state)
@@ -243,7 +244,7 @@ class OverrideSource(PydanticBaseSettingsSource):
     """The values of ``--set a.b=c``."""
 
     def __init__(
-        self, overrides: Sequence[str], below: Mapping[str, Any], environ: Mapping[str, str]
+        self, overrides: Sequence[str], below: dict[str, Yaml], environ: Mapping[str, str]
     ) -> None:
         super().__init__(Merged)
         self.problems: list[Problem] = []
@@ -264,11 +265,11 @@ class OverrideSource(PydanticBaseSettingsSource):
             rest = [part for part in [".".join(path[own:])] if part]
             yield LayerEntry([*keys, *rest], value, f"--set {key.strip()}")
 
-    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Yaml, str, bool]:
         """What is set of a section."""
         return self.layer.values.get(field_name), field_name, False
 
-    def __call__(self) -> dict[str, Any]:
+    def __call__(self) -> dict[str, Yaml]:
         """What was set."""
         return self.layer.values
 
@@ -301,7 +302,7 @@ class Cascade:
         # A value laid over a scalar, key by key (--set server.port.x=1), has its places further in.
         found = (
             *(layer.place(path) for layer in self._layers),
-            *(layer.place_inside(path) for layer in self._layers),
+            *(layer.placeinside(path) for layer in self._layers),
         )
         return next((place for place in found if place is not None), self.doc.place(path))
 
@@ -333,19 +334,20 @@ def _own_name(path: Sequence[str]) -> int:
     return min(free, len(path))
 
 
-def _said_twice(values: Mapping[str, Any], place: Callable[[KeyPath], str]) -> Iterator[Problem]:
+def _said_twice(values: dict[str, Yaml], place: Callable[[KeyPath], str]) -> Iterator[Problem]:
     """One layer sets each of vLLM's flags once, whatever the spelling."""
-    given = _inside(_inside(values, "engine"), "extra_args")
+    given = inside(inside(values, "engine"), "extra_args")
     if isinstance(given, dict):
         for key, sentence in extra_args.said_twice(given):
             yield Problem(sentence, place((*_EXTRA, key)))
 
 
-def _without_other_spellings(values: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def _without_other_spellings(values: dict[str, Yaml], above: dict[str, Yaml]) -> dict[str, Yaml]:
     """The values of a layer without the flags that a higher layer sets in another spelling."""
-    held = _inside(_inside(values, "engine"), "extra_args")
-    higher = _inside(_inside(above, "engine"), "extra_args")
-    if not isinstance(held, dict) or not isinstance(higher, dict):
+    engine = inside(values, "engine")
+    held = inside(engine, "extra_args")
+    higher = inside(inside(above, "engine"), "extra_args")
+    if not isinstance(engine, dict) or not isinstance(held, dict) or not isinstance(higher, dict):
         return values
     gone = {
         key
@@ -355,35 +357,24 @@ def _without_other_spellings(values: dict[str, Any], above: Mapping[str, Any]) -
     if not gone:
         return values
     kept = {key: value for key, value in held.items() if key not in gone}
-    return {**values, "engine": {**values["engine"], "extra_args": kept}}
+    return {**values, "engine": {**engine, "extra_args": kept}}
 
 
-def _without_mappings(values: dict[str, Any], paths: set[KeyPath]) -> dict[str, Any]:
+def _without_mappings(values: dict[str, Yaml], paths: set[KeyPath]) -> dict[str, Yaml]:
     """The values of a layer without the mappings at these paths."""
     kept = copy.deepcopy(values)
     for path in paths:
-        here: Any = kept
+        here: Yaml = kept
         for part in path[:-1]:
-            here = _inside(here, part)
-        if isinstance(here, dict) and isinstance(here.get(path[-1]), dict):
-            del here[path[-1]]
+            here = inside(here, part)
+        if isinstance(here, dict) and isinstance(inside(here, path[-1]), dict):
+            del here[str(path[-1])]
     return kept
 
 
-def _leaves(value: Any, path: list[str]) -> Iterator[list[str]]:
+def _leaves(value: Yaml, path: list[str]) -> Iterator[list[str]]:
     if not isinstance(value, dict) or not value:
         yield path
         return
     for key, inner in value.items():
         yield from _leaves(inner, [*path, str(key)])
-
-
-def _inside(values: Any, key: str | int) -> Any:
-    """What a mapping or a list holds at a key; None where it has none."""
-    if isinstance(values, list):
-        if isinstance(key, int) and key < len(values):
-            return values[key]
-        return None
-    if isinstance(values, Mapping):
-        return values.get(key)
-    return None
