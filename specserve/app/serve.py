@@ -11,7 +11,9 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from pydantic import JsonValue
 
 from specserve.app.launch import Launch
 from specserve.config.schema import Settings
@@ -89,7 +91,7 @@ class _Run:
         self._record: Path | None = None
         self._canary_result: CanaryResult | None = None
         self._said = logs.EngineReport()
-        self._reconciliation: dict[str, Any] | None = None
+        self._reconciliation: dict[str, JsonValue] | None = None
         self._repairs: tuple[str, ...] = ()
         self._sidecar: Watch | None = None
         if settings.sidecar.enabled and not self._follows:

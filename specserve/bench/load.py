@@ -13,7 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Self
+
+from pydantic import BaseModel, JsonValue
 
 from specserve.bench.result import Sample
 from specserve.bench.workload import Request, Workload
@@ -23,6 +25,21 @@ LOOK_SECONDS = 1.0
 """Longest wait at a time: an interrupt given to another thread does not wake the one that waits."""
 IMPORT_SECONDS = 180.0
 """Longest time for the client to import vLLM: 12 s on a quiet machine, far more on a busy one."""
+
+
+class ClientAnswer(BaseModel):
+    """A line of the client; one column for each figure, one row for each request."""
+
+    failed: str | None = None
+    """Why the load could not be sent; no column is there then."""
+    duration: float = 0.0
+    ttfts: tuple[float, ...] = ()
+    latencies: tuple[float, ...] = ()
+    itls: tuple[tuple[float, ...], ...] = ()
+    output_lens: tuple[int, ...] = ()
+    generated_texts: tuple[str, ...] = ()
+    errors: tuple[str | None, ...] = ()
+    start_times: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -98,7 +115,7 @@ class LoadClient:
         """
         if not self._is_ready:
             self.wait_ready()
-        headers = None
+        headers: dict[str, JsonValue] | None = None
         if api_key:
             headers = {"Authorization": f"Bearer {api_key}"}
         self._send(
@@ -114,9 +131,12 @@ class LoadClient:
             }
         )
         answer = self._answer(timeout_seconds)
-        if "failed" in answer:
-            raise Unsound(f"the load could not be sent: {answer['failed']}", where=base_url)
-        return Measured(_samples(workload, answer), float(answer["duration"]))
+        if answer.failed is not None:
+            raise Unsound(f"the load could not be sent: {answer.failed}", where=base_url)
+        samples = [
+            _sample(i, request, workload, answer) for i, request in enumerate(workload.requests)
+        ]
+        return Measured(tuple(samples), answer.duration)
 
     def close(self) -> None:
         """End the client; it stops by itself when its input ends."""
@@ -133,7 +153,7 @@ class LoadClient:
         if not isinstance(self._log, int):
             self._log.close()
 
-    def _send(self, job: Mapping[str, Any]) -> None:
+    def _send(self, job: Mapping[str, JsonValue]) -> None:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(job).encode() + b"\n")
@@ -141,7 +161,7 @@ class LoadClient:
         except OSError:
             raise self._gone() from None
 
-    def _answer(self, timeout_seconds: float) -> dict[str, Any]:
+    def _answer(self, timeout_seconds: float) -> ClientAnswer:
         assert self._process.stdout is not None
         deadline = self._clock() + timeout_seconds
         descriptor = self._process.stdout.fileno()
@@ -157,8 +177,7 @@ class LoadClient:
                 raise self._gone()
             self._buffer += piece
         line, _, self._buffer = self._buffer.partition(b"\n")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        return ClientAnswer.model_validate_json(line)
 
     def _gone(self) -> Unsound:
         code = self._process.wait()
@@ -168,40 +187,25 @@ class LoadClient:
         )
 
 
-def _samples(workload: Workload, answer: Mapping[str, Any]) -> tuple[Sample, ...]:
-    columns = (
-        "ttfts",
-        "latencies",
-        "itls",
-        "output_lens",
-        "generated_texts",
-        "errors",
-        "start_times",
-    )
-    rows = zip(*(answer[c] for c in columns), strict=True)
-    began = answer["start_times"][0]
-    return tuple(
-        _sample(r, workload, row, began) for r, row in zip(workload.requests, rows, strict=True)
-    )
-
-
-def _sample(request: Request, workload: Workload, row: tuple[Any, ...], began: float) -> Sample:
-    ttft, latency, itl, tokens, text, error, start = row
+def _sample(i: int, request: Request, workload: Workload, answer: ClientAnswer) -> Sample:
+    """The sample of one request, the ``i``-th of the workload."""
     late = kept = None
     if workload.is_timed:
-        late = start - began - (request.at_seconds or 0.0)
+        began = answer.start_times[0]
+        late = answer.start_times[i] - began - (request.at_seconds or 0.0)
     if workload.is_greedy:
-        kept = text
+        kept = answer.generated_texts[i]
+    error, tokens = answer.errors[i], answer.output_lens[i]
     if error or not tokens:
         reason = (error or "no tokens").strip().splitlines()[-1][:300]
         return Sample(prompt_id=request.id, ok=False, error=reason, late_seconds=late)
     return Sample(
         prompt_id=request.id,
         ok=True,
-        ttft_seconds=ttft,
-        e2e_seconds=latency,
+        ttft_seconds=answer.ttfts[i],
+        e2e_seconds=answer.latencies[i],
         output_tokens=tokens,
-        itl_seconds=itl,
+        itl_seconds=list(answer.itls[i]),
         text=kept,
         late_seconds=late,
     )

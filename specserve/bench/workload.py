@@ -9,10 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from specserve.errors import ConfigError, Problem
 from specserve.files import replacing
@@ -236,21 +235,26 @@ def _request(line: str, number: int, max_tokens: int) -> tuple[Request, float]:
     return request, float(temperature)
 
 
-def _body(entry: dict[str, Any]) -> dict[str, Any]:
+def _body(entry: dict[str, JsonValue]) -> dict[str, JsonValue]:
     """The OpenAI request in an entry: below a key, or the entry itself."""
-    return next((entry[k] for k in ("body", "request") if isinstance(entry.get(k), dict)), entry)
+    for key in ("body", "request"):
+        body = entry.get(key)
+        if isinstance(body, dict):
+            return body
+    return entry
 
 
-def _parsed(line: str) -> Any:
+def _parsed(line: str) -> JsonValue:
     try:
-        return json.loads(line)
+        parsed: JsonValue = json.loads(line)
+        return parsed
     except RecursionError:
         raise ValueError("is nested too deeply; must be one request") from None
     except ValueError as error:
         raise ValueError(f"is not JSON: {error}") from None
 
 
-def _when(value: Any) -> float | None:
+def _when(value: JsonValue) -> float | None:
     """Seconds of a number or of an ISO 8601 text (without a zone: UTC); None for anything else.
 
     >>> _when("2026-01-01T00:00:01Z") - _when("2026-01-01T00:00:00"), _when(2), _when("Ann")
@@ -274,14 +278,14 @@ def _first(error: ValidationError) -> str:
     return f"'{'.'.join(map(str, found['loc']))}' cannot be used: {found['msg']}"
 
 
-def _turns(body: Mapping[str, Any], key: str) -> list[Any]:
+def _turns(body: Mapping[str, JsonValue], key: str) -> list[JsonValue]:
     turns = body.get(key) or []
     if not isinstance(turns, list):
         raise ValueError(f"'{key}' is not a list; must hold the turns of a chat")
     return turns
 
 
-def _messages(body: Mapping[str, Any]) -> tuple[dict[str, str], ...] | None:
+def _messages(body: Mapping[str, JsonValue]) -> tuple[dict[str, str], ...] | None:
     """Chat messages up to and including the last that a user sent; None when there are none."""
     roles = {"human": "user", "gpt": "assistant", "system": "system"}
     found: list[dict[str, str]] = []
@@ -291,28 +295,30 @@ def _messages(body: Mapping[str, Any]) -> tuple[dict[str, str], ...] | None:
             if text:
                 found.append({"role": str(turn.get("role", "user")), "content": text})
     for turn in _turns(body, "conversations"):
-        if (
-            isinstance(turn, dict)
-            and turn.get("from") in roles
-            and isinstance(turn.get("value"), str)
-        ):
-            found.append({"role": roles[turn["from"]], "content": turn["value"]})
+        if not isinstance(turn, dict):
+            continue
+        author, said = turn.get("from"), turn.get("value")
+        if isinstance(author, str) and author in roles and isinstance(said, str):
+            found.append({"role": roles[author], "content": said})
     while found and found[-1]["role"] == "assistant":
         found.pop()
     return tuple(found) or None
 
 
-def _content(content: Any) -> str | None:
+def _content(content: JsonValue) -> str | None:
     """The text of a turn, also of one in parts; None where it has none (a tool's call)."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         return None
-    if not all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-        raise ValueError(
-            "holds content that is not text (an image, a sound); only text can be sent again"
-        )
-    return "\n".join(str(part.get("text", "")) for part in content)
+    texts = []
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text":
+            raise ValueError(
+                "holds content that is not text (an image, a sound); only text can be sent again"
+            )
+        texts.append(str(part.get("text", "")))
+    return "\n".join(texts)
 
 
 def _from_first(requests: Sequence[Request]) -> Iterable[Request]:
@@ -347,13 +353,15 @@ def redact(line: str, *, keep_text: bool) -> str:
     Without ``keep_text`` every word becomes a stable nonsense word of the same length, so lengths
     and repetition (what n-gram lookup and prefix caching live on) stay, and the content does not.
     """
-    entry: dict[str, Any] = {"prompt": line}
+    entry: dict[str, JsonValue] = {"prompt": line}
     if line.startswith("{"):
-        entry = _parsed(line)
+        parsed = _parsed(line)
+        if isinstance(parsed, dict):
+            entry = parsed
     body, beside = _body(entry), (*_TIMES, "output_tokens")
     kept = {k: body[k] for k in _KEPT if k in body} | {k: entry[k] for k in beside if k in entry}
     if not keep_text:
-        kept = _masked(kept)
+        kept = {key: _masked(value, key) for key, value in kept.items()}
     return json.dumps(kept, ensure_ascii=False)
 
 
@@ -377,7 +385,7 @@ def redact_file(source: Path, destination: Path, *, keep_text: bool) -> int:
     return count
 
 
-def _masked(value: Any, key: str = "") -> Any:
+def _masked(value: JsonValue, key: str) -> JsonValue:
     if isinstance(value, dict):
         return {k: _masked(v, k) for k, v in value.items()}
     if isinstance(value, list):

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import TypeAlias
 
 from specserve.errors import ConfigError
 from specserve.sidecar.collector import CONTENT_TYPE
@@ -74,6 +74,11 @@ def _json(value: StatusJson | ProbeJson) -> bytes:
     return json.dumps(value, ensure_ascii=False, default=str).encode() + b"\n"
 
 
+Address: TypeAlias = tuple[str, int]
+Connection: TypeAlias = socket.socket | tuple[bytes, socket.socket]
+"""What socketserver calls a request; of a TCP server it is a socket."""
+
+
 class SidecarServer(ThreadingHTTPServer):
     """Listens from the start; answers in threads, `MAX_CONNECTIONS` at once."""
 
@@ -116,22 +121,24 @@ class SidecarServer(ThreadingHTTPServer):
             self.shutdown()
         self.server_close()
 
-    def process_request(self, request: Any, client_address: Any) -> None:
+    def process_request(self, request: Connection, client_address: Address) -> None:
         """Beyond the limit the oldest connection ends: an answer takes milliseconds, and clients
         that are slow, or say nothing, do not shut out a probe."""
         while len(self._open) >= MAX_CONNECTIONS:
             with contextlib.suppress(OSError, KeyError):  # it has just ended by itself
                 self._open.popitem(last=False)[0].shutdown(socket.SHUT_RDWR)
+        assert isinstance(request, socket.socket)
         self._open[request] = None
         super().process_request(request, client_address)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
+    def process_request_thread(self, request: Connection, client_address: Address) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._open.pop(request, None)
+            if isinstance(request, socket.socket):
+                self._open.pop(request, None)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: Connection, client_address: Address) -> None:
         """A client that went away is no news; a bug of ours in a page is. Nothing else stops."""
         level = logging.ERROR
         if isinstance(sys.exc_info()[1], OSError):
@@ -158,5 +165,5 @@ class _Handler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self.do_GET()
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: str | int) -> None:
         LOG.debug("%s " + format, self.address_string(), *args)

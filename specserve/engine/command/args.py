@@ -13,7 +13,6 @@ import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from pydantic import JsonValue
 
@@ -157,7 +156,7 @@ def _nodes(settings: Settings) -> Flags:
     return {**place, "headless": True if engine.node_rank else None}
 
 
-def speculative_config(settings: Settings) -> dict[str, Any] | None:
+def speculative_config(settings: Settings) -> dict[str, JsonValue] | None:
     """vLLM's ``--speculative-config``, or None when the target is served alone.
 
     ``num_speculative_tokens`` is always written: leaving it out makes 0.28 and 0.29 fail for mtp
@@ -183,7 +182,7 @@ def _schedule_key(settings: Settings) -> dict[str, list[list[int]]]:
     return {"num_speculative_tokens_per_batch_size": [list(row) for row in settings.schedule]}
 
 
-def _draft_keys(settings: Settings) -> dict[str, Any]:
+def _draft_keys(settings: Settings) -> dict[str, JsonValue]:
     draft = settings.models.draft_model
     if draft is None or not settings.uses_draft_model:
         return {}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+
+from pydantic import JsonValue
 
 from specserve.config.speculation import SpeculativeDecoding
 from specserve.engine.command.args import OWN_FLAGS, EngineCommand
@@ -42,7 +43,7 @@ def check_keys(command: EngineCommand, engine: EngineFacts) -> Iterator[Problem]
         return
     for option, values in _options(command.argv):
         if option == "--speculative-config" and values:
-            config: Mapping[str, Any] = json.loads(values[0])
+            config: Mapping[str, JsonValue] = json.loads(values[0])
             for key, value in config.items():
                 yield from _check_key(key, value, engine)
 
@@ -165,7 +166,7 @@ def _not_one_of(what: str, value: str, choices: Iterable[str], where: str) -> Pr
     )
 
 
-def _check_key(key: str, value: Any, engine: EngineFacts) -> Iterator[Problem]:
+def _check_key(key: str, value: JsonValue, engine: EngineFacts) -> Iterator[Problem]:
     known, where = engine.speculative_keys, key_place(key)
     bare = key.replace("-", "_")
     if bare not in known:
