@@ -130,10 +130,10 @@ def _models(subject: Subject) -> str:
     names = subject.client.models(timeout=subject.timeout_seconds)
     if not names:
         raise _Failed("/v1/models lists nothing")
-    if subject.settings and subject.settings.served_model_name not in names:
-        raise _Failed(
-            f"/v1/models lists {', '.join(names)}; must list {subject.settings.served_model_name}"
-        )
+    if subject.settings:
+        missing = [name for name in subject.settings.served_model_names if name not in names]
+        if missing:
+            raise _Failed(f"/v1/models lists {', '.join(names)}; must list {', '.join(missing)}")
     return f"serves {', '.join(names)}"
 
 

@@ -46,7 +46,7 @@ FLAG_ALIASES: Mapping[str, str] = {
 """Other names of a flag -> its first long name, as vLLM 0.32 lists them (tests/data/engine)."""
 
 _LEVEL = re.compile(r"O=?([0-3])")
-_SIZE = re.compile(r"([0-9.]+)([kmgtKMGT]?)")
+_SIZE = re.compile(r"(\d+)(\.\d+)?([kmgtKMGT])")
 
 
 @dataclass(frozen=True)
@@ -111,17 +111,24 @@ def _inside_json(value: JsonValue) -> JsonValue:
 def human_number(text: str) -> int | None:
     """vLLM's human-readable numbers: 1k = 1000, 1K = 1024; None for anything else.
 
-    >>> human_number("2G"), human_number("1500"), human_number("1.5g"), human_number("auto")
+    A decimal goes with k, m, g and t only (``human_readable_int`` of ``utils/argparse_utils.py``).
+
+    >>> human_number("2G"), human_number("1500"), human_number("1.5g"), human_number("1.5G")
     (2147483648, 1500, 1500000000, None)
     """
-    match = _SIZE.fullmatch(text.strip())
-    if match is None or match[1].count(".") > 1 or match[1] == ".":
+    text = text.strip()
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        if re.fullmatch(r"[+-]?\d+(_\d+)*", text):
+            return int(text)
         return None
-    if match[2].isupper():
-        base = 1024
-    else:
-        base = 1000
-    return int(float(match[1]) * base ** " kmgt".index(match[2].lower() or " "))
+    whole, decimal, unit = match.groups(default="")
+    step = "kmgt".index(unit.lower()) + 1
+    if unit.islower():
+        return int(float(whole + decimal) * int("1" + "000" * step))
+    if decimal:
+        return None
+    return int(whole) << 10 * step
 
 
 class ExtraArgs:

@@ -16,8 +16,9 @@ from pydantic_core import ErrorDetails
 from specserve.config import legacy, rules
 from specserve.config.document import KeyPath, Yaml, dotted, inside, put, read
 from specserve.config.schema import Settings
-from specserve.config.sentences import known_keys, sentence
+from specserve.config.sentences import known_keys, one_per_union, sentence
 from specserve.config.sources import Cascade
+from specserve.config.speculation import FORMER_MTP
 from specserve.errors import ConfigError, Problem
 from specserve.files import read_small
 from specserve.log import secrets_in
@@ -62,6 +63,7 @@ def load(path: Path, *, environ: Mapping[str, str], overrides: Sequence[str] = (
     settings = _validate(cascade, problems)
     if settings is None:
         raise ConfigError(_unique(problems))
+    warnings += _former_names(cascade)
     settings = _read_secret_files(settings, (), cascade, problems)
     for complaint in rules.check(settings):
         problem = Problem(complaint.message, cascade.place(complaint.path), fix=complaint.fix)
@@ -74,6 +76,21 @@ def load(path: Path, *, environ: Mapping[str, str], overrides: Sequence[str] = (
     return Loaded(path, settings, _sources(cascade), tuple(warnings), tuple(overrides))
 
 
+def _former_names(cascade: Cascade) -> Iterator[Problem]:
+    """A note for each value that has another name today."""
+    section = cascade.values.get("speculative_decoding")
+    if not isinstance(section, dict):
+        return
+    method = section.get("method")
+    if isinstance(method, str) and method in FORMER_MTP:
+        path = ("speculative_decoding", "method")
+        yield Problem(
+            f"'{dotted(path)}' is {method!r}, an older name of 'mtp'; it is taken as mtp",
+            cascade.place(path),
+            fix=f"write '{dotted(path)}: mtp'",
+        )
+
+
 def _validate(cascade: Cascade, problems: list[Problem]) -> Settings | None:
     """Settings, or None with the problems added.
 
@@ -82,13 +99,14 @@ def _validate(cascade: Cascade, problems: list[Problem]) -> Settings | None:
     settings, errors = _attempt(cascade.values)
     if settings is None and _restore_text(cascade, errors):
         settings, errors = _attempt(cascade.values)
-    for item in errors:
-        loc = _clean(item["loc"], cascade.values)
+    for loc, item, kinds in one_per_union(
+        [(_clean(e, cascade.values), e) for e in errors],
+    ):
         where = cascade.place(loc)
         if item["type"] == "extra_forbidden":
             problems.append(_unknown_key(loc, where))
         else:
-            message, fix = sentence(loc, item)
+            message, fix = sentence(loc, item, kinds)
             problems.append(Problem(message, where, fix=fix))
     for path, said in _no_numbers(cascade.values, settings.model_dump() if settings else None):
         problems.append(Problem(f"'{dotted(path)}' {said}", cascade.place(path)))
@@ -122,7 +140,7 @@ def _restore_text(cascade: Cascade, errors: Sequence[ErrorDetails]) -> bool:
     """Give text fields the scalar as it was written; whether anything changed."""
     changed = False
     for item in errors:
-        loc = _clean(item["loc"], cascade.values)
+        loc = _clean(item, cascade.values)
         written = cascade.written.get(loc)
         if item["type"] != "string_type" or written is None or item.get("input") is None:
             continue
@@ -134,14 +152,16 @@ def _restore_text(cascade: Cascade, errors: Sequence[ErrorDetails]) -> bool:
     return changed
 
 
-def _clean(loc: Sequence[str | int], values: Yaml) -> KeyPath:
+def _clean(error: ErrorDetails, values: Yaml) -> KeyPath:
     """pydantic's location without the names of union members, which are no keys of the file."""
     out: list[str | int] = []
     here = values
+    loc = error["loc"]
     for i, part in enumerate(loc):
-        if isinstance(here, dict) and (part in here or i == len(loc) - 1):
+        absent = error["type"] == "missing" and i == len(loc) - 1
+        if isinstance(here, dict) and isinstance(part, str) and (part in here or absent):
             out.append(part)
-            here = here.get(str(part))
+            here = here.get(part)
         elif isinstance(here, list) and isinstance(part, int) and part < len(here):
             out.append(part)
             here = here[part]

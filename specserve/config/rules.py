@@ -319,7 +319,7 @@ def _schedule(settings: Settings) -> Iterator[Complaint]:
             (_SPEC, "max_batch_size"),
             "'schedule' and 'max_batch_size' are both set; keep one, the schedule says more",
         )
-    length = settings.engine.max_model_len
+    length = settings.engine.asked_length
     if length is not None and spec.num_speculative_tokens >= length:
         yield Complaint(
             (_SPEC, "num_speculative_tokens"),

@@ -124,9 +124,19 @@ class Settings(Section):
         return 0
 
     @property
+    def served_model_names(self) -> tuple[str, ...]:
+        """Every model name that requests may use; the first is the metrics' ``model_name``."""
+        names = self.server.served_model_name
+        if names is None:
+            return (self.models.target_model.path,)
+        if isinstance(names, str):
+            return (names,)
+        return tuple(names)
+
+    @property
     def served_model_name(self) -> str:
-        """The model name that clients send."""
-        return self.server.served_model_name or self.models.target_model.path
+        """The model name that our own requests use, and that the metrics carry."""
+        return self.served_model_names[0]
 
     @property
     def base_url(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterator, Sequence
 
 from pydantic_core import ErrorDetails
 
@@ -26,6 +27,7 @@ _KINDS = {
     "model_type": "a section with keys of its own",
     "model_attributes_type": "a section with keys of its own",
 }
+_UNION_KINDS = frozenset({"string_type", "list_type", "dict_type"})
 _SECRETS = re.compile(r"notify|secret|(^|_)key$|(^|_)token$")
 _BOUNDS = {
     "greater_than": "gt",
@@ -46,8 +48,33 @@ _ALIASES = {
 _SIGNS = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
 
 
-def sentence(path: KeyPath, error: ErrorDetails) -> tuple[str, str | None]:
-    """(sentence, fix) for one error of pydantic; never shows the value of a secret."""
+def one_per_union(
+    errors: Sequence[tuple[KeyPath, ErrorDetails]],
+) -> Iterator[tuple[KeyPath, ErrorDetails, tuple[str, ...]]]:
+    """Each error, and the kinds of value that its key takes.
+
+    Every member of a union that refuses a value has an error: where one member takes this kind of
+    value the others are left out, and where none does they are one error.
+    """
+    said: set[KeyPath] = set()
+    for path, error in errors:
+        if error["type"] not in _UNION_KINDS:
+            yield path, error, ()
+            continue
+        here = [other for at, other in errors if at[: len(path)] == path]
+        kinds = [other["type"] for other in here if other["type"] in _UNION_KINDS]
+        if len(kinds) == len(here) and path not in said:
+            said.add(path)
+            yield path, error, tuple(kinds)
+
+
+def sentence(
+    path: KeyPath, error: ErrorDetails, kinds: Sequence[str] = ()
+) -> tuple[str, str | None]:
+    """(sentence, fix) for one error of pydantic; never shows the value of a secret.
+
+    ``kinds``: pydantic's names of the kinds that a union takes.
+    """
     key, kind, context = dotted(path), error["type"], error.get("ctx", {})
     if kind == "missing" and isinstance(path[-1], int):
         return f"'{dotted(path[:-1])}' has too few items; must be [first, last, tokens]", None
@@ -66,9 +93,8 @@ def sentence(path: KeyPath, error: ErrorDetails) -> tuple[str, str | None]:
         )
     shown = _shown(path, error.get("input"))
     if kind in _KINDS:
-        return f"'{key}' is {shown}; must be {_KINDS[kind]}", _example(
-            path, kind, error.get("input")
-        )
+        must = " or ".join(_KINDS[one] for one in kinds or (kind,))
+        return f"'{key}' is {shown}; must be {must}", _example(path, kind, error.get("input"))
     if kind in _BOUNDS:
         bound = _BOUNDS[kind]
         message = f"'{key}' is {shown}; must be {_SIGNS[bound]} {context[bound]}"
@@ -79,6 +105,8 @@ def sentence(path: KeyPath, error: ErrorDetails) -> tuple[str, str | None]:
             f"{str(path[-1])!r} in 'engine.env' names no variable; must be "
             "letters, digits and underscores"
         )
+    elif kind == "too_short":
+        message = f"'{key}' is an empty list; must have an item, or be left out"
     elif kind == "string_too_short":
         message = f"'{key}' is empty; must be set"
     else:

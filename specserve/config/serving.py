@@ -7,11 +7,24 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue
 
 from specserve.config import legacy
-from specserve.config.base import FilePath, Host, Port, Positive, Ratio, Seconds, Secret, Section
+from specserve.config.base import (
+    FITTING,
+    FilePath,
+    Host,
+    Length,
+    Port,
+    Positive,
+    Ratio,
+    Seconds,
+    Secret,
+    Section,
+    Tokens,
+)
 from specserve.config.extra_args import ExtraArgs
 
 Repair = Literal["cpu-speculative-sampling", "cpu-yielding"]
 Policy = Literal["warn", "block"]
+ServedName = Annotated[str, Field(min_length=1)]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
@@ -29,8 +42,12 @@ class Server(Section):
         "127.0.0.1", description="Address to listen on. Other than loopback needs an API key."
     )
     port: Port = Field(8000, description="Port of the OpenAI API.")
-    served_model_name: str | None = Field(
-        None, description="Model name that clients use; null is the target's path."
+    served_model_name: ServedName | Annotated[list[ServedName], Field(min_length=1)] | None = Field(
+        None,
+        description=(
+            "Model name that clients use, or a list of names: the first is the metrics' "
+            "model_name, all work in requests; null is the target's path."
+        ),
     )
     max_concurrent_requests: Positive | None = Field(
         None, description="Requests in flight, running and waiting; beyond it 503."
@@ -64,14 +81,18 @@ class Engine(Section):
     gpu_memory_utilization: float = Field(
         0.9, gt=0, le=1, description="Part of each GPU's memory that vLLM may use."
     )
-    max_model_len: Positive | None = Field(
-        None, description="Longest sequence; null is the model's own limit."
+    max_model_len: Length | None = Field(
+        None,
+        description=(
+            "Longest sequence, also as 32k (32000) or 32K (32768); null is the model's own limit, "
+            "auto or -1 as much of it as fits into memory."
+        ),
     )
     max_num_seqs: Positive | None = Field(
         None, description="Sequences in one step; null is vLLM's default."
     )
-    max_num_batched_tokens: Positive | None = Field(
-        None, description="Tokens in one step; null is vLLM's default."
+    max_num_batched_tokens: Tokens | None = Field(
+        None, description="Tokens in one step, also as 8k or 8K; null is vLLM's default."
     )
     enforce_eager: bool = Field(
         False, description="Skip compilation and CUDA graphs: starts faster, runs slower."
@@ -122,6 +143,13 @@ class Engine(Section):
     def flags(self) -> ExtraArgs:
         """``extra_args`` by vLLM's long names, however they are written."""
         return ExtraArgs(self.extra_args)
+
+    @property
+    def asked_length(self) -> int | None:
+        """``max_model_len`` where it is a number; None where the model or the memory decides."""
+        if self.max_model_len == FITTING:
+            return None
+        return self.max_model_len
 
 
 class Hardware(Section):

@@ -5,9 +5,9 @@ Per-method keys carry vLLM's names.
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, JsonValue, WithJsonSchema
 
 from specserve.config.base import Positive, Ratio, Section
 
@@ -25,6 +25,60 @@ Method = Literal[
     "dspark",
 ]
 METHODS: tuple[str, ...] = get_args(Method)
+FORMER_MTP = frozenset(
+    {
+        "bailing_hybrid_mtp",
+        "bailing_hybrid_v3_mtp",
+        "deepseek_mtp",
+        "dots3_note_mtp",
+        "ernie_mtp",
+        "exaone4_5_mtp",
+        "exaone_moe_mtp",
+        "gemma4_mtp",
+        "glm4_moe_lite_mtp",
+        "glm4_moe_mtp",
+        "glm5_next_mtp",
+        "glm_ocr_mtp",
+        "hy_v3_mtp",
+        "hy_v4_mtp",
+        "inkling_mtp",
+        "kimi_k3_mtp",
+        "longcat_flash_mtp",
+        "mimo_mtp",
+        "mimo_v2_mtp",
+        "minimax_m3_mtp",
+        "nemotron_h_mtp",
+        "pangu_ultra_moe_mtp",
+        "qwen3_5_mtp",
+        "qwen3_next_mtp",
+        "qwen4_exp_mtp",
+        "step3p5_mtp",
+    }
+)
+"""Older names of method ``mtp``, one per family of models: ``MTPModelTypes`` of vLLM 0.32
+(``config/speculative.py``), which turns each of them into ``mtp`` with a warning.
+"""
+
+
+def _method(value: JsonValue) -> JsonValue:
+    if isinstance(value, str) and value in FORMER_MTP:
+        return "mtp"
+    return value
+
+
+WrittenMethod = Annotated[
+    Method,
+    BeforeValidator(_method),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "enum": list(METHODS)},
+                {"type": "string", "pattern": f"^({'|'.join(sorted(FORMER_MTP))})$"},
+            ]
+        }
+    ),
+]
+"""A method as a file may write it."""
 NEEDS_DRAFT = frozenset({"draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "dflash"})
 """Methods whose proposer is a checkpoint of its own. mtp and dspark may carry theirs inside the
 target.
@@ -59,8 +113,12 @@ class SpeculativeDecoding(Section):
     """How drafts are made and when they are not."""
 
     enabled: bool = Field(True, description="false serves the target alone, from the same file.")
-    method: Method | None = Field(
-        None, description="vLLM's method; null is draft_model when a draft model is given."
+    method: WrittenMethod | None = Field(
+        None,
+        description=(
+            "vLLM's method; null is draft_model when a draft model is given. vLLM's older names of "
+            "mtp (deepseek_mtp, qwen3_next_mtp, ...) are taken as mtp."
+        ),
     )
     num_speculative_tokens: Positive = Field(5, description="Tokens per draft.")
     max_batch_size: Positive | None = Field(
@@ -108,7 +166,7 @@ class SpeculativeDecoding(Section):
     disable_padded_drafter_batch: bool | None = Field(
         None, description="Draft only for the sequences that need it."
     )
-    extra_config: dict[str, Any] = Field(
+    extra_config: dict[str, JsonValue] = Field(
         default_factory=dict,
         description="Further keys of vLLM's SpeculativeConfig, passed through.",
     )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from specserve.checkpoint.context import context_length
 from specserve.checkpoint.quantization import kv_cache_dtype, quant_method
+from specserve.config.base import FITTING
 from specserve.config.extra_args import ExtraArgs, human_number
 from specserve.config.speculation import WITHOUT_DRAFT
 from specserve.memory.accounting import Accounting
@@ -51,6 +52,8 @@ class Shape:
     """GPUs that share the experts; 1 splits each expert by TP instead."""
     dcp: int
     max_model_len: int
+    fits_length: bool
+    """``max_model_len: auto``: shortened until one sequence fits, as vLLM does it."""
     max_num_seqs: int
     max_num_batched_tokens: int
     utilization: float
@@ -149,7 +152,7 @@ def resolve(
         model.pipeline_parallel_size,
     )
     accounting = Accounting.of(engine_version, gpu_name=gpu_name, method=settings.method)
-    length = engine.max_model_len or default_length(target, accounting)
+    length = engine.asked_length or default_length(target, accounting)
     if gpu_bytes is not None and "a100" not in gpu_name.lower():
         big = gpu_bytes
     else:
@@ -179,6 +182,7 @@ def resolve(
         else 1,
         dcp=extra.number("decode-context-parallel-size") or 1,
         max_model_len=length,
+        fits_length=engine.max_model_len == FITTING,
         max_num_seqs=max_seqs,
         max_num_batched_tokens=max_tokens,
         utilization=engine.gpu_memory_utilization,

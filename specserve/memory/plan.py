@@ -61,6 +61,17 @@ class _Gpu:
     processes: tuple[DeviceProcess, ...] = ()
 
 
+@dataclass(frozen=True)
+class _Machine:
+    """What a deployment is planned for."""
+
+    gpus: list[_Gpu]
+    found: int | None
+    """How many GPUs there are; None when none is known."""
+    calibration: Calibration | None
+    constants: overhead.Constants
+
+
 def plan(
     settings: Settings,
     target: ModelFacts,
@@ -90,6 +101,23 @@ def plan(
         gpu_name=gpus[0].name or "",
         processor=processor,
     )
+    on = _Machine(gpus, found, calibration, constants)
+    made = _plan(target, draft, shape, on)
+    fitting = made.largest_max_model_len
+    if shape.fits_length and made.refusal == "memory" and 0 < fitting < shape.max_model_len:
+        shape = replace(shape, max_model_len=fitting)
+        return _plan(target, draft, shape, on)
+    return made
+
+
+def _plan(
+    target: ModelFacts,
+    draft: ModelFacts | None,
+    shape: shapes.Shape,
+    on: _Machine,
+) -> MemoryPlan:
+    """The plan for one length of sequences."""
+    gpus, found, calibration, constants = on.gpus, on.found, on.calibration, on.constants
     parts = _parts(target, draft, shape)
     built = _stages(parts, shape, constants, gpus[0].name)
     planned = [_gpu_plan(gpu, n, built, shape, calibration) for n, gpu in enumerate(gpus)]
@@ -97,7 +125,7 @@ def plan(
     fullest = max(built, key=lambda s: s.target + s.draft + s.overhead.activation)
     limit = max(length, shapes.default_length(target, shape.accounting))
     return MemoryPlan(
-        backend=backend,
+        backend=shape.backend,
         shape=shape,
         capacity=capacity,
         gpus=tuple(

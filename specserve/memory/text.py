@@ -28,6 +28,8 @@ def conclusion(plan: MemoryPlan) -> str:
     else:
         length = str(plan.max_model_len)
     here = f"fits; {plan.capacity.requests:.1f} requests of {length} tokens"
+    if plan.shape.fits_length:
+        here += " (max_model_len: auto)"
     if plan.proposer:
         return f"{here} with {plan.proposer}, {plan.without_draft.requests:.1f} without"
     return here

@@ -96,7 +96,7 @@ def _ratio(target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:
 
 def served_length(settings: Settings, target: ModelFacts) -> int | None:
     """The context that will be served; None when neither config.json nor the settings say."""
-    asked = settings.engine.max_model_len
+    asked = settings.engine.asked_length
     if asked is not None:
         return asked
     own = context_length(target)
@@ -144,7 +144,7 @@ def target_length(
     settings: Settings, target: ModelFacts, environ: Mapping[str, str]
 ) -> Iterator[Finding]:
     """The served context must be one the target can reach; vLLM refuses more."""
-    asked, native = settings.engine.max_model_len, native_length(target)
+    asked, native = settings.engine.asked_length, native_length(target)
     extra = target.config.get("model_max_length")
     variables = {**environ, **settings.engine.env}
     allowed = variables.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") in ("1", "true")

@@ -593,6 +593,21 @@ def test_notes_warn_of_what_may_be_missing() -> None:
     assert "runbook_url: https://wiki/rb/AcceptanceRateLow.md" in out.stdout
 
 
+def test_the_config_takes_what_vllm_takes() -> None:
+    """Several names, a length as text and an older method name pass; the notes use the first name."""
+    values: Values = {
+        "config": {
+            "models": {"target_model": {"path": "/models/t"}},
+            "server": {"served_model_name": ["qwen", "default"]},
+            "engine": {"max_model_len": "256K", "max_num_batched_tokens": "8k"},
+            "speculative_decoding": {"method": "qwen3_next_mtp"},
+        },
+    }
+    out = run_helm("install", "chat", str(CHART), "--dry-run=client", values=complete(values))
+    assert out.returncode == 0, out.stderr
+    assert '"model":"qwen"' in out.stdout.partition("NOTES:")[2]
+
+
 def test_own_rules_take_the_place_of_the_defaults() -> None:
     """Rules of one's own are installed, templates of descriptions included; our series are those of the release."""
     text = 'up / specserve_ready {a="b"} / on (job) model:specserve_x:sum / {__name__=~"specserve_y|specserve_z"}'

@@ -494,3 +494,15 @@ def test_a_damaged_calibration_is_no_calibration(tmp_path: Path) -> None:
     """A file that is not ours is ignored."""
     (tmp_path / "pair.memory.json").write_text('{"key": "k"}')
     assert calibration.load(tmp_path / "pair.yaml", key="k") is None
+
+
+@pytest.mark.parametrize("length", ["auto", -1])
+def test_auto_length_is_what_fits(length: str | int) -> None:
+    """max_model_len auto is planned with the longest sequence that fits, up to the model's own."""
+    fixed = plan(RTX_4090)
+    assert fixed.fits is False
+    made = plan(RTX_4090, engine={"max_model_len": length})
+    assert made.fits
+    assert made.max_model_len == fixed.largest_max_model_len < 40960
+    assert "(max_model_len: auto)" in vram_text.conclusion(made)
+    assert plan(H100, engine={"max_model_len": length}).max_model_len == 40960

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pydantic import JsonValue
 
 from specserve.config import legacy
+from specserve.config.base import FITTING
 from specserve.config.schema import Settings
 from specserve.engine.installed.introspect import Installed, release
 from specserve.errors import ConfigError, Problem
@@ -107,7 +108,7 @@ def _flags(settings: Settings, installed: Installed) -> Flags:
     server, engine, target = settings.server, settings.engine, settings.models.target_model
     spec = speculative_config(settings)
     return {
-        "served-model-name": settings.served_model_name,
+        "served-model-name": list(settings.served_model_names),
         "host": server.host,
         "port": server.port,
         "ssl-certfile": server.tls.cert_file,
@@ -124,7 +125,7 @@ def _flags(settings: Settings, installed: Installed) -> Flags:
         else None,
         "trust-remote-code": target.trust_remote_code or None,
         "gpu-memory-utilization": engine.gpu_memory_utilization,
-        "max-model-len": engine.max_model_len,
+        "max-model-len": "auto" if engine.max_model_len == FITTING else engine.max_model_len,
         "max-num-seqs": engine.max_num_seqs,
         "max-num-batched-tokens": engine.max_num_batched_tokens,
         "enforce-eager": engine.enforce_eager or None,

@@ -299,10 +299,11 @@ def own_client(
     """
     if key is None and settings.server.api_key is not None:
         key = settings.server.api_key.get_secret_value()
-    model = settings.server.served_model_name
+    model = None
+    if url is None or settings.server.served_model_name is not None:
+        model = settings.served_model_name
     if url is None:
         url = settings.base_url
-        model = settings.served_model_name
     verify = not certificate_is_ours(settings, url)
     if not verify and url.startswith("https:"):
         urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)

@@ -174,7 +174,7 @@ def _short_context(settings: Settings, target: ModelFacts | None, draft: ModelFa
     if target:
         served = match.served_length(settings, target)
     else:
-        served = settings.engine.max_model_len
+        served = settings.engine.asked_length
     return own is not None and served is not None and own < served
 
 
