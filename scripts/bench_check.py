@@ -81,7 +81,8 @@ def pair(folder: Path, ours: dict[str, Any], theirs: dict[str, Any], size: int) 
 
 COMPARE = """
 import sys, time
-from specserve.checkpoint import tokenizer as tokenizer_files, vocabulary
+from specserve.checkpoint import tokenizer as tokenizer_files
+from specserve.pair import vocabulary
 from specserve.checkpoint.read import read
 target, draft = read(sys.argv[1] + "/target"), read(sys.argv[1] + "/draft")
 start = time.process_time()

@@ -143,3 +143,35 @@ def test_several_runs_have_one_closing_line(
     (tmp_path / "engine.xml").write_text(suite.format(5, 0, 0, 2.0))
     line = importlib.import_module("sum_results").closing_line(tmp_path)
     assert line.strip("= ") == "1 failed, 12 passed, 2 skipped in 3.50s"
+
+
+def imports() -> list[tuple[str, str, str]]:
+    """(file, module, name) of each import of ours in a script, also in code that it hands to another interpreter."""
+    found = []
+    for path in sorted(SCRIPTS.rglob("*")):
+        if not path.is_file() or path.suffix not in ("", ".py"):
+            continue
+        text = path.read_text(encoding="utf-8")
+        for module, names in re.findall(
+            r"^\s*from (specserve[\w.]*) import ([\w, ]+)(?:\s*#.*)?$", text, re.M
+        ):
+            for name in names.split(","):
+                found.append((path.name, module, name.split(" as ")[0].strip()))
+    return found
+
+
+def test_scripts_import_what_there_is() -> None:
+    """A script whose code moved away would fail only when somebody runs it."""
+    lost = []
+    for file, module, name in imports():
+        try:
+            there = hasattr(importlib.import_module(module), name)
+        except ModuleNotFoundError:
+            there = False
+        if not there:
+            try:
+                importlib.import_module(f"{module}.{name}")
+            except ModuleNotFoundError:
+                lost.append(f"{file}: from {module} import {name}")
+    assert lost == []
+    assert len(imports()) > 10
