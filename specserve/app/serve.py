@@ -22,7 +22,7 @@ from specserve.engine.http.client import own_client
 from specserve.engine.inside import repairs
 from specserve.engine.output import logs
 from specserve.supervise import leftovers
-from specserve.supervise.child import Child, session_members
+from specserve.supervise.child import Child
 from specserve.supervise.output import EngineLog, EngineWarnings
 from specserve.supervise.readiness import Readiness
 from specserve.supervise.report import Reporter, Serving
@@ -136,7 +136,7 @@ class _Run:
         if launch.report is not None and launch.report.plan is not None:
             plan = launch.report.plan.as_dict()
         if child is not None:
-            pids = session_members(child.pid)
+            pids = child.session.members()
         return LaunchState(
             context=Context(state.value, draining=draining),
             engine_version=launch.engine_version,
@@ -153,19 +153,27 @@ class _Run:
         self._phases, self._started = ["starting"], time.monotonic()
         self._seen = LastSeen(self._launch.log)
         self._tell()
-        child = Child(self._launch.command.argv, self._launch.env, self._line)
+        child = Child(self._launch.command.argv, self._launch.env, self._line, tied=True)
+        self._keep_record(child)
+        return child
+
+    def _keep_record(self, child: Child) -> None:
+        """Where that cannot be done, as on a full disk, the engine serves all the same."""
+        self._record, folder = None, self._launch.folder
         record = leftovers.record_of(
-            child.pid, port=self._launch.settings.server.port, log=str(self._launch.log)
+            child.session, port=self._launch.settings.server.port, log=self._launch.log
         )
+        unknown = "if specserve is killed, the next start will not know this engine"
+        if record is None:
+            self._report.note(f"Warning: /proc cannot be read; {unknown}")
+            return
         try:
-            self._record = record.write(self._launch.folder)
-        except OSError as error:  # a disk that fills up does not stop the engine
+            self._record = record.write(folder)
+        except OSError as error:
             self._report.note(
-                f"Warning: {self._launch.folder}: cannot be written ({error.strerror}); "
-                "if specserve is killed, the next start will not know this engine. "
+                f"Warning: {folder}: cannot be written ({error.strerror}); {unknown}. "
                 "Fix: free some space there, or export XDG_STATE_HOME=another"
             )
-        return child
 
     def _line(self, raw: str) -> None:
         """One line of the engine's output; called in the thread that drains it."""
@@ -290,7 +298,7 @@ class _Run:
             child.poll(),
             self._readiness.last_answer,
         )
-        if self._record is not None and not session_members(child.pid):
+        if self._record is not None and not child.session.members():
             leftovers.forget(self._record)
 
 

@@ -8,21 +8,25 @@ drained by one thread, so a talkative child never blocks on a full pipe.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
+import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
+import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-import psutil
+from specserve.engine.command.environment import RUN_VARIABLE
+from specserve.supervise.processes import EngineSession, look
 
 KEPT_LINES = 2000
 KEPT_BYTES = 1 << 20
 LINE_BYTES = 4000
-TRACKER_SECONDS = 1.0
 _READ_BYTES = 1 << 16
 _LINE_END = re.compile(rb"[\r\n]+")  # progress bars rewrite their line with \r
 
@@ -50,67 +54,53 @@ class LastLines:
             return list(self._lines)
 
 
-def session_members(session: int) -> tuple[int, ...]:
-    """Living processes of a session, by pid.
-
-    Zombies hold neither port nor memory and do not count.
-    """
-    found = []
-    for pid in psutil.pids():
-        with contextlib.suppress(ProcessLookupError, PermissionError, psutil.NoSuchProcess):
-            if os.getsid(pid) == session and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                found.append(pid)
-    return tuple(found)
-
-
-def kill_session(session: int, *, timeout: float) -> tuple[int, ...]:
-    """KILL every member and wait until they are gone; returns those that outlive ``timeout``.
-
-    Python's resource trackers are left for a moment: they end by themselves when their program has
-    gone, and delete its shared memory, which would otherwise fill /dev/shm kill by kill.
-    """
-    started = time.monotonic()
-    members = session_members(session)
-    while members:
-        waited = time.monotonic() - started
-        if waited >= timeout:
-            break
-        for pid in members:
-            if waited >= TRACKER_SECONDS or not _is_tracker(pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-        time.sleep(0.02)
-        _reap(pid for pid in members if pid != session)
-        members = session_members(session)
-    return members
+_TIED = """
+import ctypes, os, sys
+try:
+    ctypes.CDLL(None).prctl(1, 15, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGTERM
+except (AttributeError, OSError):
+    pass  # not Linux
+if os.getppid() != int(sys.argv[1]):
+    raise SystemExit("whoever started it has gone")
+try:
+    os.execvp(sys.argv[2], sys.argv[2:])
+except OSError as error:
+    raise SystemExit(f"{sys.argv[2]}: cannot be executed ({error.strerror})")
+"""
+"""Becomes the program, which then gets SIGTERM when we die, however we die. Not a ``preexec_fn``:
+that would run between fork and exec of a process that has threads."""
 
 
-def _reap(pids: Iterable[int]) -> None:
-    """As process 1 of a container, specserve inherits orphans: without this each would stay a
-    zombie.
-    """
-    for pid in pids:
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, os.WNOHANG)
-
-
-def _is_tracker(pid: int) -> bool:
-    try:
-        return any("resource_tracker" in part for part in psutil.Process(pid).cmdline())
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return False
+def _tied(argv: Sequence[str], env: Mapping[str, str]) -> list[str]:
+    if shutil.which(argv[0], path=env.get("PATH", os.defpath)) is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
+    return [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *argv]
 
 
 class Child:
     """A started engine."""
 
     def __init__(
-        self, argv: Sequence[str], env: Mapping[str, str], sink: Callable[[str], None]
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        sink: Callable[[str], None],
+        *,
+        tied: bool = False,
     ) -> None:
-        """Start it. Raises OSError when the program cannot be executed."""
+        """Start it. Raises OSError when the program cannot be executed.
+
+        ``tied``: it gets SIGTERM when the thread that calls this ends, as when we are killed; its
+        own children do not.
+        """
+        run = uuid.uuid4().hex
+        env = {**env, RUN_VARIABLE: run}
+        command = list(argv)
+        if tied:
+            command = _tied(argv, env)
         self._process = subprocess.Popen(
-            list(argv),
-            env=dict(env),
+            command,
+            env=env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -118,6 +108,13 @@ class Child:
         )
         self.pid = self._process.pid
         """Also the id of its process group and its session."""
+        started = None
+        facts = look(self.pid)  # also of its zombie: nobody has waited for it yet
+        if facts is not None:
+            started = facts.started
+        output = self._process.stdout
+        assert output is not None
+        self.session = EngineSession(run, self.pid, started, os.fstat(output.fileno()).st_ino)
         self._tail = LastLines()
         self._sink = sink
         self._reader = threading.Thread(target=self._drain, name="engine-output", daemon=True)
@@ -142,7 +139,9 @@ class Child:
         """KILL the whole session, also without its leader; returns the pids that outlived it, as a
         process in a driver call does.
         """
-        left = kill_session(self.pid, timeout=timeout)
+        if self.poll() is None:
+            self._process.kill()
+        left = self.session.kill(timeout=timeout)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=1.0)
         self._reader.join(timeout=1.0)
@@ -154,10 +153,10 @@ class Child:
         Returns the pids that had to be killed.
         """
         end = time.monotonic() + linger
-        members = session_members(self.pid)
+        members = self.session.members()
         while members and time.monotonic() < end:
             time.sleep(0.02)
-            members = session_members(self.pid)
+            members = self.session.members()
         self.kill()
         return members
 

@@ -1,33 +1,40 @@
 """What an earlier run left behind: engines whose specserve is gone, and what holds our port.
 
-Each run keeps a small record of its engine. A record whose supervisor is gone, but whose engine's
-session still has living processes, is a leftover. Pids are compared together with start times,
-because pids come again.
+Each run keeps a small record of its engine. A record whose supervisor is gone, but whose engine
+still has living processes, is a leftover. What a record says is believed only where the processes
+themselves prove it, see `specserve.supervise.processes`.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import os
+import shlex
 import socket
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specserve.engine.command.args import EngineCommand, redacted
 from specserve.errors import ConfigError, EngineStartError, Problem
 from specserve.files import read_small, write_whole
-from specserve.supervise.child import kill_session, session_members
+from specserve.supervise.processes import (
+    FIRST_SESSION,
+    EngineSession,
+    boot_id,
+    pid_namespace,
+    started_at,
+)
 
-CLOCK_SLACK_SECONDS = 2.0
-"""psutil derives start times from the boot time, which shifts a little when the clock is corrected.
-"""
+MAX_RECORD_BYTES = 64 * 1024
+MAX_PID = 2**22
+"""The most that Linux gives out."""
 COMMAND_CHARACTERS = 160
 
 
@@ -62,8 +69,15 @@ def folders(environ: Mapping[str, str]) -> Folders:
 
 def _writable(folder: Path) -> bool:
     """Whether it can be written, or made."""
-    there = next((p for p in (folder, *folder.parents) if p.exists()), folder)
-    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    for place in (folder, *folder.parents):
+        try:
+            mode = place.stat().st_mode
+        except FileNotFoundError:
+            continue
+        except OSError:  # a home that we may not enter, a file on the way
+            return False
+        return stat.S_ISDIR(mode) and os.access(place, os.W_OK | os.X_OK)
+    return False
 
 
 def make_private(folder: Path) -> None:
@@ -88,27 +102,40 @@ def make_private(folder: Path) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(BaseModel):
     """One engine that was started.
 
-    Start times are seconds since the epoch, as psutil gives them.
+    Start times are clock ticks since the boot, which no step of the clock moves.
     """
 
-    session: int
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    run: str = Field(pattern=r"^[0-9a-f]{32}$")
+    """The engine's processes carry it in their environment."""
+    boot: str = Field(min_length=1, max_length=64)
+    """Of the machine: after a reboot, and on another machine, pids mean nothing."""
+    pid_namespace: int = Field(ge=0, lt=2**64)
+    """The same within one boot: containers may share this folder."""
+    host: str = Field(max_length=256)
+    session: int = Field(ge=FIRST_SESSION, le=MAX_PID)
     """Pid of the engine's first process, which is also its session."""
-    host: str
-    """A home folder may be shared by machines, and pids are not."""
-    session_started: float
-    supervisor: int
-    supervisor_started: float
-    port: int
-    log: str
+    session_started: int = Field(ge=0, lt=2**63)
+    output: int | None = Field(ge=0, lt=2**64)
+    """Inode of the pipe that the engine writes to."""
+    supervisor: int = Field(ge=1, le=MAX_PID)
+    supervisor_started: int = Field(ge=0, lt=2**63)
+    port: int = Field(ge=0, le=65535)
+    log: str = Field(max_length=4096)
+
+    @property
+    def engine(self) -> EngineSession:
+        """Its processes."""
+        return EngineSession(self.run, self.session, self.session_started, self.output)
 
     def write(self, folder: Path) -> Path:
         """Store it, whole or not at all."""
-        path = folder / f"engine-{self.host}-{self.session}.json"
-        write_whole(path, json.dumps(asdict(self)))
+        path = folder / f"engine-{self.host}-{self.run}.json"
+        write_whole(path, self.model_dump_json())
         return path
 
 
@@ -131,34 +158,31 @@ class Leftover:
 
     def reap(self, *, timeout: float = 15.0) -> tuple[int, ...]:
         """KILL it; returns the pids that are still there. Nobody waits for its answers any more."""
-        left = kill_session(self.record.session, timeout=timeout)
+        left = self.record.engine.kill(timeout=timeout)
         if not left:
             forget(self.path)
         return left
 
 
-def started_at(pid: int) -> float | None:
-    """When a process started; None when there is none, or only its zombie."""
-    try:
-        process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return None
-        return process.create_time()
-    except psutil.NoSuchProcess:
+def record_of(engine: EngineSession, *, port: int, log: Path) -> Record | None:
+    """A record of an engine that this process has just started; None where /proc does not tell
+    what would prove it."""
+    boot, me = boot_id(), os.getpid()
+    supervisor_started = started_at(me)
+    if boot is None or supervisor_started is None or engine.started is None:
         return None
-
-
-def record_of(session: int, *, port: int, log: str) -> Record:
-    """A record of an engine that this process has just started."""
-    me = os.getpid()
     return Record(
-        session=session,
+        run=engine.run,
+        boot=boot,
+        pid_namespace=pid_namespace(),
         host=socket.gethostname(),
-        session_started=started_at(session) or psutil.Process(me).create_time(),
+        session=engine.leader,
+        session_started=engine.started,
+        output=engine.output,
         supervisor=me,
-        supervisor_started=psutil.Process(me).create_time(),
+        supervisor_started=supervisor_started,
         port=port,
-        log=log,
+        log=os.fsencode(log).decode("utf-8", "backslashreplace"),
     )
 
 
@@ -168,12 +192,19 @@ def find(folder: Path) -> list[Leftover]:
     Records of engines that are gone are deleted on the way.
     """
     found = []
+    boot = boot_id()
     for path, record in _records(folder):
-        if record.host != socket.gethostname() or _same(
-            record.supervisor, record.supervisor_started
-        ):
+        if isinstance(record, DamagedRecord) or boot is None:
             continue
-        pids = _members(record)
+        if record.boot != boot:
+            if record.host == socket.gethostname():
+                forget(path)  # before this boot
+            continue
+        if record.pid_namespace != pid_namespace():
+            continue
+        if started_at(record.supervisor) == record.supervisor_started:
+            continue
+        pids = record.engine.members()
         if pids:
             found.append(Leftover(record, path, pids))
         else:
@@ -181,15 +212,29 @@ def find(folder: Path) -> list[Leftover]:
     return found
 
 
+def damaged(folder: Path) -> list[str]:
+    """A sentence for each file that has the name of a record and is none.
+
+    Nothing follows from it, and so nothing is ended because of it.
+    """
+    return [
+        f"Warning: {path}: {record}; nothing is ended because of it. "
+        f"Fix: rm -r -- {shlex.quote(str(path))}"
+        for path, record in _records(folder)
+        if isinstance(record, DamagedRecord)
+    ]
+
+
 def require_clean(folder: Path, ports: Mapping[str, tuple[str, int]], *, reap: bool) -> list[str]:
     """Refuse to start beside leftovers or on a taken port, or with ``reap`` end the leftovers
     first.
 
-    ``ports``: key of the config file -> host and port. Returns what was reaped, in sentences.
+    ``ports``: key of the config file -> host and port. Returns what was reaped, and what is no
+    record, in sentences.
     Raises EngineStartError, naming every process. A process that is not a leftover of ours is never
     ended.
     """
-    notes, problems = [], []
+    notes, problems = damaged(folder), []
     for leftover in find(folder):
         if not reap:
             problems.append(_left_behind(leftover))
@@ -228,9 +273,8 @@ def port_problem(folder: Path, key: str, host: str, port: int) -> Problem | None
 def _taken(folder: Path, key: str, host: str, port: int, error: OSError) -> Problem:
     where = f"{key} {port}"
     if not isinstance(error, socket.gaierror) and error.errno == errno.EADDRINUSE:
-        here = socket.gethostname()
-        sessions = {r.session for _, r in _records(folder) if r.port == port and r.host == here}
-        ours = {pid for session in sessions for pid in session_members(session)}
+        records = [r for _, r in _records(folder) if isinstance(r, Record) and r.port == port]
+        ours = {pid for record in records for pid in record.engine.members()}
         what = "is taken by a process that cannot be seen; it must be free"
         rows = []
         for pid in _listeners(port):
@@ -263,30 +307,33 @@ def _listeners(port: int) -> list[int]:
     return sorted(pid for pid in pids if pid is not None)
 
 
-def _records(folder: Path) -> Iterator[tuple[Path, Record]]:
+@dataclass(frozen=True)
+class DamagedRecord:
+    """A file with the name of a record that is none."""
+
+    why: str
+
+    def __str__(self) -> str:
+        return f"is no record of an engine ({self.why})"
+
+
+def _records(folder: Path) -> Iterator[tuple[Path, Record | DamagedRecord]]:
     for path in sorted(folder.glob("engine-*.json")):
         try:
-            yield path, Record(**json.loads(read_small(path)))
-        except OSError:
-            continue  # another run has just ended; or it is a folder, or somebody else's
-        except (ValueError, TypeError):
-            forget(path)  # of another version: nothing can be known from it
-
-
-def _same(pid: int, started: float) -> bool:
-    now = started_at(pid)
-    return now is not None and abs(now - started) <= CLOCK_SLACK_SECONDS
-
-
-def _members(record: Record) -> tuple[int, ...]:
-    """Living processes of the recorded session.
-
-    A session whose leader is another process is another session.
-    """
-    leader = started_at(record.session)
-    if leader is not None and abs(leader - record.session_started) > CLOCK_SLACK_SECONDS:
-        return ()
-    return session_members(record.session)
+            yield path, Record.model_validate_json(read_small(path, limit=MAX_RECORD_BYTES))
+        except FileNotFoundError:
+            continue  # another run has just ended
+        except OSError as error:
+            yield path, DamagedRecord(error.strerror or "it cannot be read")
+        except UnicodeDecodeError:
+            yield path, DamagedRecord("it is not UTF-8 text")
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            place = ".".join(str(part) for part in first["loc"])
+            why = first["msg"].partition("\n")[0]
+            if place:
+                why = f"{place}: {why}"
+            yield path, DamagedRecord(why[:COMMAND_CHARACTERS])
 
 
 def _words(leftover: Leftover) -> str:

@@ -24,6 +24,20 @@ MARK = "STUB_TEST_ID"
 """Inherited by every descendant, so that a test finds what it left behind."""
 
 
+OWN_PIDS = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+"""A command in front of another, which then sees only its own processes."""
+
+
+def require_own_pids() -> None:
+    """Skip where this machine allows no pid namespace: killers are tried in one, or not at all."""
+    try:
+        out = subprocess.run([*OWN_PIDS, "true"], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no unshare here, and so no pid namespace for killers")
+    if out.returncode != 0:
+        pytest.skip(f"no pid namespace may be made here: {out.stderr.strip()}")
+
+
 def wait_until(condition: Callable[[], object], seconds: float = 40.0, what: str = "") -> None:
     """Poll until true; fail loudly after the time."""
     end = time.monotonic() + seconds

@@ -16,8 +16,6 @@ from specserve.supervise.child import (
     LINE_BYTES,
     Child,
     LastLines,
-    kill_session,
-    session_members,
 )
 
 
@@ -95,11 +93,11 @@ def test_a_process_in_its_own_group_is_found_by_the_session():
     lines: list[str] = []
     child = python(code, lines)
     wait_until(lambda: lines == ["up"])
-    members = session_members(child.pid)
+    members = child.session.members()
     assert len(members) == 2
     assert {os.getpgid(pid) for pid in members} == set(members)
     assert child.kill() == ()
-    assert session_members(child.pid) == ()
+    assert child.session.members() == ()
     assert child.poll() == -9
 
 
@@ -121,7 +119,7 @@ def test_shared_memory_of_a_killed_program_is_deleted():
 def test_kill_answers_who_is_still_there():
     """With no time to wait, the members that were found are named."""
     child = python("import time; time.sleep(60)")
-    assert kill_session(child.pid, timeout=0) == (child.pid,)
+    assert child.session.kill(timeout=0) == (child.pid,)
     assert child.kill() == ()
 
 

@@ -8,6 +8,7 @@ import subprocess
 import threading
 
 import psutil
+import pytest
 import requests
 from programs import unused_port, wait_until
 
@@ -226,17 +227,6 @@ def test_a_dead_leader_takes_its_grandchild_along(launch):
     assert not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_taken_port_names_its_holder_and_starts_nothing(launch, stub):
-    """Pid and command of the foreign process, exit code 4, and the process is left alone, --reap or not."""
-    other = stub()
-    program = launch("--reap", port=other.port)
-    assert program.ends() == 4
-    assert f"Error: server.port {other.port}: is taken; it must be free" in program.output
-    assert f"pid {other.process.pid}" in program.output
-    assert "importing" not in program.output
-    assert other.process.poll() is None
-
-
 def test_both_ports_are_looked_at_before_anything_is_checked_or_started(launch, stub):
     """The sidecar's port counts as the server's does: the same exit code, and both are said at once."""
     first, second = stub(), stub(port=unused_port())
@@ -250,45 +240,20 @@ def test_both_ports_are_looked_at_before_anything_is_checked_or_started(launch, 
     assert "importing" not in program.output
 
 
-def test_after_kill_9_of_specserve_the_next_start_names_the_orphan_and_reap_ends_it(
-    launch, records
-):
-    """Refused with pid and log; `--reap` ends leader and grandchild, then starts."""
-    first = launch("--stub-grandchild")
-    first.says("engine log")
-    facts = first.control()
-    first.process.kill()
-    first.process.wait()
-    second = launch()
-    assert second.ends() == 4
-    assert (
-        f"Error: left behind: specserve pid {first.process.pid} is gone and its engine still runs"
-        in second.output
-    )
-    assert f"pid {facts['pid']}" in second.output
-    assert f"pid {facts['grandchild_pid']}" in second.output
-    assert "Fix: the same command with --reap" in second.output
-    third = launch("--reap")
-    third.says("engine log")
-    assert (
-        f"ended what an earlier run left behind: pid {facts['pid']}, {facts['grandchild_pid']}"
-        in third.output
-    )
-    assert len(records()) == 1
-    third.signal(signal.SIGTERM)
-    assert third.ends() == 0
-
-
-def test_two_launches_side_by_side_do_not_mistake_each_other(launch):
-    """An engine whose specserve lives is no leftover, also under --reap."""
-    first = launch()
-    first.says("engine log")
-    second = launch("--reap", port=unused_port())
-    second.says("engine log")
-    assert first.process.poll() is None
-    for program in (first, second):
-        program.signal(signal.SIGTERM)
-    assert (first.ends(), second.ends()) == (0, 0)
+@pytest.mark.parametrize("after", [0, 60])
+def test_an_engine_drains_and_ends_when_its_specserve_is_killed(launch, after):
+    """SIGKILL of specserve is SIGTERM for the engine, ready or not: nothing has to be reaped."""
+    program = launch("--stub-ready-after", after)
+    program.says("loading target weights" if after else "engine log")
+    (engine,) = psutil.Process(program.process.pid).children()
+    program.process.kill()
+    program.process.wait()
+    wait_until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
+    again = launch()
+    again.says("engine log")
+    assert "left behind" not in again.output
+    again.signal(signal.SIGTERM)
+    assert again.ends() == 0
 
 
 def test_megabytes_on_stderr_do_not_block_the_engine(launch, tmp_path):

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 REPAIRS_VARIABLE = "SPECSERVE_REPAIRS"
 """Comma-separated repairs that :mod:`specserve.engine.inside.repairs` may apply inside the engine.
 """
+RUN_VARIABLE = "SPECSERVE_RUN"
+"""Tells the processes of one start of an engine from all others."""
 API_KEY_VARIABLE = "VLLM_API_KEY"
 KV_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 
