@@ -333,6 +333,25 @@ def test_proxies_of_the_environment_are_ignored(server, client, monkeypatch):
     assert client.models() == ("llm", "lora")
 
 
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_redirects_are_not_followed(server, client, status):
+    """Numbers from elsewhere are not the engine's, and its key is for the engine alone."""
+
+    def elsewhere(handler: BaseHTTPRequestHandler, _: bytes) -> None:
+        handler.send_response(status)
+        handler.send_header("Location", f"{server.url}/other")
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+
+    server.replies["/metrics"] = elsewhere
+    server.replies["/health"] = elsewhere
+    server.replies["/other"] = body("up 1\n")
+    with pytest.raises(EngineRefused, match="a redirect to '.*/other', which is not followed"):
+        client.metrics_text()
+    assert not client.health()
+    assert [path for path, _, _ in server.seen] == ["/metrics", "/health"]
+
+
 def test_threads_share_one_client(server, client):
     """Eight threads at a time, each with its own connection, all served."""
     server.replies["/health"] = body("")

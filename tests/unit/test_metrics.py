@@ -6,7 +6,14 @@ import math
 
 import pytest
 
-from specserve.engine.http.metrics import MAX_BYTES, MAX_LINES, MetricsError, parse
+from specserve.engine.http.metrics import (
+    MAX_BYTES,
+    MAX_LINES,
+    MAX_REASONS,
+    MAX_SERIES,
+    MetricsError,
+    parse,
+)
 from tests.virtual_engine import STYLES, VirtualEngine
 
 
@@ -169,3 +176,76 @@ def test_half_a_body_is_never_a_smaller_engine(share: float) -> None:
     cut = whole[: int(len(whole) * share)].rstrip("\n")
     with pytest.raises(MetricsError, match="cut off"):
         parse(cut, at_seconds=0.0)
+
+
+POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+
+
+@pytest.mark.parametrize("position", ["999999999", "1024", "-5", "1_0", "٣", "", " 1", "1.0"])
+def test_a_position_that_no_draft_has_is_refused(position: str) -> None:
+    """A damaged label must neither cost memory nor be read as another number."""
+    text = engine().text() + f'{POSITION}{{engine="0",model_name="m",position="{position}"}} 1\n'
+    with pytest.raises(MetricsError, match="cannot read this line"):
+        parse(text, at_seconds=0.0)
+
+
+@pytest.mark.parametrize("value", ["-1", "1e308", "-1e300", "1e19"])
+@pytest.mark.parametrize(
+    ("series", "name"),
+    [
+        ("vllm:num_requests_running", "running"),
+        ("vllm:num_requests_waiting", "waiting"),
+        ("vllm:generation_tokens_total", "generation_tokens"),
+        ("vllm:kv_cache_usage_perc", "kv_cache_usage_ratio"),
+    ],
+)
+def test_a_number_that_cannot_be_meant_is_not_believed(series: str, name: str, value: str) -> None:
+    """Negative requests and 309 digits are a fault of the engine's; the thing counts as unknown."""
+    others = 'vllm:num_preemptions_total{engine="0",model_name="m"} 1\n'
+    seen = parse(f'{others}{series}{{engine="0",model_name="m"}} {value}\n', at_seconds=0.0)
+    assert seen.total(name) is None
+
+
+@pytest.mark.parametrize("value", ["1_000", "٣", "0x10"])
+def test_numbers_are_written_in_ascii(value: str) -> None:
+    """What Python alone would read as a number is a damaged line."""
+    with pytest.raises(MetricsError, match="cannot read this line"):
+        parse(f'vllm:num_requests_running{{engine="0",model_name="m"}} {value}\n', at_seconds=0.0)
+
+
+def test_reasons_without_end_are_counted_together() -> None:
+    """Every request counts, and what is kept stays small however many reasons an engine makes up."""
+    lines = [
+        f'vllm:request_success_total{{engine="0",finished_reason="r{i}",model_name="m"}} 1\n'
+        for i in range(5_000)
+    ]
+    seen = parse("".join(lines), at_seconds=0.0)
+    assert seen.finished_requests == 5_000
+    finished = seen.engines[0].finished
+    assert finished is not None
+    assert len(finished) <= MAX_REASONS + 1
+    assert finished["other"] > 4_000
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'vllm:num_requests_running{{engine="{i}",model_name="m"}} 1\n',
+        'vllm:num_requests_running{{engine="0",model_name="m{i}"}} 1\n',
+        'vllm:e2e_request_latency_seconds_bucket{{engine="0",le="{i}",model_name="m"}} 1\n',
+    ],
+    ids=["engines", "models", "buckets"],
+)
+def test_series_without_end_are_refused(line: str) -> None:
+    """No engine has thousands of ranks, models or buckets."""
+    with pytest.raises(MetricsError, match="cannot read this line"):
+        parse("".join(line.format(i=i) for i in range(MAX_SERIES + 1)), at_seconds=0.0)
+
+
+def test_a_name_of_a_megabyte_is_refused() -> None:
+    """Labels are exported again; one that is no name is not."""
+    with pytest.raises(MetricsError, match="cannot read this line"):
+        parse(
+            f'vllm:num_requests_running{{engine="{"1" * 1_000_000}",model_name="m"}} 1\n',
+            at_seconds=0.0,
+        )

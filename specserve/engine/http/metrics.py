@@ -24,6 +24,16 @@ from specserve.units import MIB
 
 MAX_BYTES = 16 * MIB
 MAX_LINES = 200_000
+MAX_POSITIONS = 1024
+"""vLLM drafts a few tokens; what is beyond this is a damaged label, and would cost memory."""
+MAX_SERIES = 1024
+"""Engines, buckets of a histogram: more of them than this are no engine's."""
+MAX_REASONS = 32
+"""Reasons for which requests finish; vLLM has six. What comes beyond counts as ``other``."""
+MAX_LABEL = 256
+"""Characters of a label that is kept."""
+MOST = 2.0**63
+"""No counter or gauge of an engine gets there, and arithmetic on what is larger overflows."""
 
 SampleRole = Literal[
     "gauge",
@@ -252,28 +262,38 @@ class _Reading:
 
     def add(self, name: str, labels: Mapping[str, str], value: float) -> None:
         """Several series of one thing (``pid`` of several API servers): counters add up, of gauges
-        the largest counts, since idle processes report 0."""
-        engine = labels.get("engine", "0")
+        the largest counts, since idle processes report 0.
+
+        Raises ValueError for labels that cannot be meant.
+        """
+        engine = _short(labels.get("engine", "0"))
         role, to = NAMES[name]
         if role == "start":
             self.starts.append(value)
         elif role == "http":
-            self.http[labels["status"][:1] + "xx"] += value
+            if re.fullmatch(r"[1-5](\d\d|xx)", labels["status"], re.ASCII):
+                self.http[labels["status"][0] + "xx"] += value
         elif role == "cache":
             self.caches.setdefault(engine, labels)
         else:
-            draft = self.drafts[engine, labels.get("model_name")]
+            draft = self._draft(engine, labels.get("model_name"))
             match role:
                 case "gauge":
                     draft.values[to] = max(draft.values.get(to, value), value)
                 case "counter":
                     draft.values[to] += value
                 case "position":
-                    draft.positions[int(labels["position"])] += value
+                    draft.positions[_position(labels["position"])] += value
                 case "reason":
-                    draft.finished[labels.get("finished_reason", "unknown")] += value
+                    reason = labels.get("finished_reason", "unknown")[:MAX_LABEL]
+                    if len(draft.finished) >= MAX_REASONS and reason not in draft.finished:
+                        reason = "other"
+                    draft.finished[reason] += value
                 case "bucket":
-                    draft.buckets[to][float(labels["le"])] += value
+                    buckets = draft.buckets[to]
+                    buckets[_number(labels["le"])] += value
+                    if len(buckets) > MAX_SERIES:
+                        raise ValueError("more buckets than a histogram has")
                 case "sum":
                     draft.sums[to] += value
                 case "sleep" if labels.get("sleep_state") == "awake":
@@ -281,6 +301,14 @@ class _Reading:
                 case _:
                     # A histogram's count is its infinite bucket; other sleep states add nothing.
                     pass
+
+    def _draft(self, engine: str, model_name: str | None) -> _Draft:
+        if model_name is not None:
+            model_name = _short(model_name)
+        draft = self.drafts[engine, model_name]
+        if len(self.drafts) > MAX_SERIES:
+            raise ValueError("more engines than there can be")
+        return draft
 
     def cache_tokens(self) -> float | None:
         """``num_gpu_blocks`` x ``block_size`` (vLLM's labels) over engines."""
@@ -292,6 +320,44 @@ class _Reading:
         return _sum(sizes)
 
 
+def _short(label: str) -> str:
+    """A label that names something. Raises ValueError where it is too long for a name."""
+    if len(label) > MAX_LABEL:
+        raise ValueError(f"a name of {len(label)} characters")
+    return label
+
+
+def _position(label: str) -> int:
+    """The place in a draft. Raises ValueError for what is none.
+
+    >>> _position("3")
+    3
+    """
+    if not re.fullmatch(r"\d{1,4}", label, re.ASCII) or int(label) >= MAX_POSITIONS:
+        raise ValueError(f"position {label[:20]!r}")
+    return int(label)
+
+
+def _number(text: str) -> float:
+    """A number as the format writes it: Python also reads ``1_0`` and digits of other scripts."""
+    if "_" in text or not text.isascii():
+        raise ValueError(f"{text[:20]!r} is not a number")
+    return float(text)
+
+
+def _is_believable(name: str, value: float) -> bool:
+    """Whether a number can be what its series means: nothing counted is negative, nothing is used
+    more than whole.
+    """
+    role, to = NAMES[name]
+    if role in ("start", "sum"):
+        return abs(value) < MOST
+    if to.endswith("usage_ratio"):
+        # A little over 1 is rounding.
+        return 0 <= value <= 1.01
+    return 0 <= value < MOST
+
+
 _LINE = re.compile(r"(?P<series>(?P<name>[a-zA-Z_:][\w:]*)(?:\{.*\})?)\s*(?P<value>\S*)")
 """A line with a sample; a timestamp after the value is ignored."""
 
@@ -300,7 +366,8 @@ def parse(text: str, *, at_seconds: float) -> EngineSnapshot:
     """Read one exposition.
 
     Raises `MetricsError` for a text that is too large, cut off (the format ends with a line feed),
-    or malformed where it matters. Lines of other names cost one look-up each.
+    or malformed where it matters. A number that cannot be meant, such as -1 requests, counts as not
+    reported. Lines of other names cost one look-up each.
 
     >>> text = 'vllm:num_requests_running{engine="0",model_name="m"} 3.0\\n'
     >>> parse(text, at_seconds=0.0).total("running")
@@ -321,8 +388,8 @@ def parse(text: str, *, at_seconds: float) -> EngineSnapshot:
         if match is None or match["name"] not in NAMES:
             continue
         try:
-            value = float(match["value"])
-            if math.isfinite(value):
+            value = _number(match["value"])
+            if math.isfinite(value) and _is_believable(match["name"], value):
                 reading.add(match["name"], _labels(match["series"]), value)
         except (ValueError, KeyError) as error:
             raise MetricsError(f"cannot read this line of the metrics: {line[:200]}") from error

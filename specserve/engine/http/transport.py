@@ -261,7 +261,16 @@ class Transport:
                     timeout=timeout,
                     verify=self._verify,
                     stream=True,
+                    # An engine sends nobody elsewhere, and numbers from elsewhere are not its own.
+                    allow_redirects=False,
                 ) as response:
+                    if response.is_redirect:
+                        to = response.headers.get("Location", "")[:BODY_EXCERPT]
+                        raise EngineRefused(
+                            response.status_code,
+                            f"a redirect to {to!r}, which is not followed",
+                            where=url,
+                        )
                     if response.status_code >= 400:
                         excerpt = next(response.iter_content(BODY_EXCERPT * 4), b"")
                         text = excerpt.decode("utf-8", "replace")
