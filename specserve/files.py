@@ -58,6 +58,14 @@ def read_small(path: Path, *, limit: int = MAX_SMALL_BYTES) -> str:
     Raises OSError, also for a device or a pipe, which could be endless, and for more than ``limit``
     bytes; raises UnicodeDecodeError for what is not UTF-8.
     """
+    data = read_bytes(path, limit + 1)
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, f"has more than {limit} bytes", str(path))
+    return data.decode("utf-8")
+
+
+def read_bytes(path: Path, length: int, *, start: int = 0) -> bytes:
+    """At most ``length`` bytes of a regular file. Raises OSError, also for a device or a pipe."""
     # Without O_NONBLOCK a pipe that nobody writes to would hold us here.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
@@ -66,7 +74,7 @@ def read_small(path: Path, *, limit: int = MAX_SMALL_BYTES) -> str:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
-        data = file.read(limit + 1)
-    if len(data) > limit:
-        raise OSError(errno.EFBIG, f"has more than {limit} bytes", str(path))
-    return data.decode("utf-8")
+        if start:
+            file.seek(start)
+        # None where a file of /proc has nothing to give yet.
+        return file.read(length) or b""

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from specserve.files import read_bytes
+
 
 @dataclass(frozen=True)
 class LocalFolder:
@@ -32,6 +34,4 @@ class LocalFolder:
 
     def read(self, name: str, start: int, length: int) -> bytes:
         """Bytes of one file."""
-        with (self.folder / name).open("rb") as f:
-            f.seek(start)
-            return f.read(length)
+        return read_bytes(self.folder / name, length, start=start)

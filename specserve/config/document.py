@@ -12,6 +12,7 @@ from typing import TypeAlias
 import yaml
 
 from specserve.errors import ConfigError, Problem
+from specserve.files import read_bytes
 
 KeyPath = tuple[str | int, ...]
 Yaml: TypeAlias = "bool | int | float | str | list[Yaml] | dict[str, Yaml] | None"
@@ -20,6 +21,10 @@ Yaml: TypeAlias = "bool | int | float | str | list[Yaml] | dict[str, Yaml] | Non
 MAX_BYTES = 1024 * 1024
 MAX_VALUES = 50_000
 """Values after aliases are expanded: a few lines of nested aliases can stand for billions."""
+MAX_CHARACTERS = 4 * MAX_BYTES
+"""Characters of all values after aliases are expanded."""
+MAX_NUMBER = 1000
+"""Characters of a number: the time to read one grows with the square of its length."""
 MAX_DEPTH = 50
 
 _TEXT = tuple("&*!%@`|>#")
@@ -27,6 +32,8 @@ _TEXT = tuple("&*!%@`|>#")
 is a text.
 """
 _TEXTS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:timestamp")
+_HALF = re.compile("[\ud800-\udfff]")
+"""Half of a character beyond the basic plane: YAML can write it, and nothing can encode it."""
 _VARIABLE = re.compile(r"\$\$|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
 
@@ -126,7 +133,7 @@ def read_value(
     node: yaml.Node | None = yaml.ScalarNode("tag:yaml.org,2002:str", bare)
     if not bare.startswith(_TEXT):
         try:
-            node = yaml.compose(bare, Loader=yaml.SafeLoader)
+            node = yaml.compose(bare, Loader=_Loader)
         except (yaml.YAMLError, RecursionError):
             if bare.startswith(("{", "[", "'", '"')):
                 doc.problems.append(
@@ -147,11 +154,25 @@ def read_value(
     return value, doc
 
 
+class _Loader(yaml.SafeLoader):
+    """Gives up on a text with more nodes than a config can have, before it has read them all."""
+
+    nodes = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self.nodes += 1
+        if self.nodes > MAX_VALUES:
+            raise yaml.MarkedYAMLError(
+                problem="more values than a config file has", problem_mark=self.get_mark()
+            )
+        node: yaml.Node | None = super().compose_node(parent, index)
+        return node
+
+
 def _text(path: Path) -> str:
     name = str(path)
     try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
+        raw = _bytes(path)
     except FileNotFoundError:
         raise ConfigError(
             "no such file", where=name, fix="give the path of a config file"
@@ -169,9 +190,18 @@ def _text(path: Path) -> str:
         raise ConfigError("is not UTF-8 text; must be UTF-8", where=f"{name}:{line}") from None
 
 
+def _bytes(path: Path) -> bytes:
+    """Raises OSError, also for a device or a pipe, unless it is one that the shell hands over."""
+    # `specserve check <(make-config)` and /dev/stdin are pipes on purpose.
+    if re.match(r"/dev/(stdin$|fd/)|/proc/self/fd/", str(path)):
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES + 1)
+    return read_bytes(path, MAX_BYTES + 1)
+
+
 def _compose(text: str, name: str) -> yaml.Node | None:
     try:
-        return yaml.compose(text, Loader=yaml.SafeLoader)
+        return yaml.compose(text, Loader=_Loader)
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise ConfigError(
@@ -199,6 +229,7 @@ class _Walk:
         self.environ = environ
         self.fixed_place = place
         self.count = 0
+        self.characters = 0
         self.scalars = yaml.SafeLoader("")
 
     def top(self, node: yaml.Node | None) -> None:
@@ -224,7 +255,10 @@ class _Walk:
 
     def value(self, node: yaml.Node, path: KeyPath) -> Yaml:
         self.count += 1
-        if self.count > MAX_VALUES or len(path) > MAX_DEPTH:
+        if isinstance(node, yaml.ScalarNode):
+            self.characters += len(node.value)
+        is_too_much = self.count > MAX_VALUES or self.characters > MAX_CHARACTERS
+        if is_too_much or len(path) > MAX_DEPTH:
             raise ConfigError(
                 "expands to too many or too deeply nested values; must be a config file",
                 where=self.doc.place(path),
@@ -261,6 +295,9 @@ class _Walk:
         if node.tag == "tag:yaml.org,2002:merge":
             self.problem(node, "merge keys ('<<') are not supported; repeat the keys")
             return None
+        if _HALF.search(node.value):
+            self.problem(node, "a key has half a character (a surrogate)")
+            return None
         return str(node.value)
 
     def scalar(self, node: yaml.Node, path: KeyPath) -> Yaml:
@@ -275,15 +312,23 @@ class _Walk:
                 )
             if "\0" in expanded:
                 self.problem(node, f"'{dotted(path)}' has a NUL character; must have none")
+            if _HALF.search(expanded):
+                self.problem(node, f"'{dotted(path)}' has half a character (a surrogate)")
+                return _HALF.sub("?", expanded)
             return expanded
         if node.tag.removeprefix("tag:yaml.org,2002:") not in ("int", "float", "bool", "null"):
             tag = node.tag.replace("tag:yaml.org,2002:", "!!")
             self.problem(node, f"'{dotted(path)}' has the YAML tag '{tag}'; must be a plain value")
             return None
         self.doc.written[path] = text
+        if len(text) > MAX_NUMBER:
+            self.problem(
+                node, f"'{dotted(path)}' is a number of {len(text)} characters; quote a text"
+            )
+            return None
         try:
             value: Yaml = self.scalars.construct_object(node)
-        except (yaml.YAMLError, ValueError, OverflowError):
+        except (yaml.YAMLError, ValueError, OverflowError, IndexError, KeyError):
             self.problem(
                 node,
                 (

@@ -346,7 +346,7 @@ def test_redirects_are_not_followed(server, client, status):
     server.replies["/metrics"] = elsewhere
     server.replies["/health"] = elsewhere
     server.replies["/other"] = body("up 1\n")
-    with pytest.raises(EngineRefused, match="a redirect to '.*/other', which is not followed"):
+    with pytest.raises(EngineRefused, match=r"a redirect to '.*/other', which is not followed"):
         client.metrics_text()
     assert not client.health()
     assert [path for path, _, _ in server.seen] == ["/metrics", "/health"]

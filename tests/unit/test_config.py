@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -538,3 +539,67 @@ def test_a_whole_list_says_who_set_it(tmp_path: Path) -> None:
         overrides=["alerts.notify=[{type: webhook, url: http://e/f}]"],
     )
     assert loaded.sources["alerts.notify[0].url"] == "--set alerts.notify"
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("hardware: {gpu_count: !!int ''}", "'hardware.gpu_count' is '', which YAML cannot read"),
+        ("hardware: {gpu_count: !!int '-'}", "'hardware.gpu_count' is '-', which YAML cannot"),
+        ("hardware: {gpu_count: !!int _}", "'hardware.gpu_count' is '_', which YAML cannot read"),
+        ("hardware: {gpu_memory_gib: !!float ''}", "'hardware.gpu_memory_gib' is '', which YAML"),
+        ("sidecar: {enabled: !!bool x}", "'sidecar.enabled' is 'x', which YAML cannot read"),
+        ("sidecar: {enabled: !!bool ''}", "'sidecar.enabled' is '', which YAML cannot read"),
+        ('server: {served_model_name: "\\ud800x"}', "'server.served_model_name' has half a char"),
+        ('engine: {env: {A: "\\ud800"}}', "'engine.env.A' has half a character"),
+        ('engine: {extra_args: {seed: "\\udfff"}}', "'engine.extra_args.seed' has half a char"),
+        ('engine: {env: {"A\\ud800": x}}', "a key has half a character"),
+        ("server: {port: 1" + ":59" * 5000 + "}", "'server.port' is a number of 15001 characters"),
+    ],
+)
+def test_scalars_that_yaml_itself_cannot_read(tmp_path: Path, line: str, says: str) -> None:
+    """A tag over the wrong text, half a character, a number of thousands of digits: a sentence."""
+    with pytest.raises(ConfigError) as caught:
+        load_text(tmp_path, NGRAM + line + "\n")
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "engine: {extra_args: {x: [" + ",".join(["1"] * 200_000) + "]}}\n",
+        "engine:\n  env:\n" + "".join(f"    K{i}: 1\n" for i in range(60_000)),
+        'engine: {extra_args: {x: &a "' + "y" * 500_000 + '", z: [' + "*a," * 20_000 + "]}}\n",
+    ],
+    ids=["list", "keys", "aliases"],
+)
+def test_more_than_a_config_holds_is_refused(tmp_path: Path, text: str) -> None:
+    """The file is given up at a number of values, before all of it was read or expanded."""
+    with pytest.raises(ConfigError, match=r"more values than a config|expands to too many"):
+        load_text(tmp_path, NGRAM + text)
+
+
+def test_a_pipe_is_no_config(tmp_path: Path) -> None:
+    """A pipe that nobody writes to would hold the command for ever."""
+    pipe = tmp_path / "config.yaml"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigError, match="not a regular file"):
+        load(pipe, environ={})
+
+
+def test_a_pipe_of_the_shell_is_one() -> None:
+    """``specserve check <(make-config)`` hands over a pipe on purpose."""
+    reading, writing = os.pipe()
+    os.write(writing, NGRAM.encode())
+    os.close(writing)
+    try:
+        assert load(Path(f"/dev/fd/{reading}"), environ={}).settings.method == "ngram"
+    finally:
+        os.close(reading)
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/random"])
+def test_a_device_without_an_end_is_not_read(tmp_path: Path, device: str) -> None:
+    """A key is in a small file, never in a device."""
+    with pytest.raises(ConfigError, match="not a regular file"):
+        load_text(tmp_path, NGRAM, f"server.api_key_file={device}")
