@@ -6,7 +6,7 @@ Text of an error, everywhere: ``<where>: <what is so>; <what must be so>``, then
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -62,6 +62,43 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
         + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip()
         for row in rows
     ]
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that a slip of the fingers makes of ``word``; None when none is that near.
+
+    >>> nearest("tensor_parallel_sise", ["tensor_parallel_size", "pipeline_parallel_size"])
+    'tensor_parallel_size'
+    >>> nearest("guided-decoding-backend", ["kda-decode-backend"]) is None
+    True
+    """
+    allowed = 1 + (len(word) > 5) + (len(word) > 15)
+    near = [(_edits(word, other, allowed), other) for other in known]
+    least = min(near, default=(allowed + 1, ""))
+    if least[0] <= allowed:
+        return least[1]
+    return None
+
+
+def _edits(one: str, other: str, most: int) -> int:
+    """Letters to insert, delete, replace or swap with the next; any number above ``most`` when
+    there are more.
+    """
+    if abs(len(one) - len(other)) > most:
+        return most + 1
+    before: list[int] = []
+    last = list(range(len(other) + 1))
+    for i, letter in enumerate(one):
+        row = [i + 1]
+        for j, theirs in enumerate(other):
+            least = min(last[j] + (letter != theirs), last[j + 1] + 1, row[j] + 1)
+            if i and j and letter == other[j - 1] and one[i - 1] == theirs:
+                least = min(least, before[j - 1] + 1)
+            row.append(least)
+        if min(row) > most:
+            return most + 1
+        before, last = last, row
+    return last[-1]
 
 
 class SpecserveError(Exception):

@@ -90,9 +90,24 @@ def read_flag(key: str, value: JsonValue) -> ExtraFlag:
     name = name.removeprefix("no-")
     if negated and isinstance(value, bool):
         value = not value
-    if path:
+    if path and path[-1].endswith("+"):
+        path[-1] = path[-1].removesuffix("+")
+        value = _items(value)
+    elif path:
         value = _inside_json(value)
     return ExtraFlag(key, FLAG_ALIASES.get(name, name), tuple(path), negated, value)
+
+
+def _items(value: JsonValue) -> JsonValue:
+    """The value of a dotted flag that ends in a plus sign: a list, in text parted by commas.
+
+    vLLM keeps the items as texts; where each is JSON it is that here, since a list is meant.
+    """
+    if isinstance(value, str):
+        return [_inside_json(item) for item in value.split(",")]
+    if isinstance(value, list):
+        return value
+    return [value]
 
 
 def _inside_json(value: JsonValue) -> JsonValue:

@@ -10,10 +10,12 @@ from collections.abc import Iterator, Mapping
 
 from specserve.config.document import KeyPath, dotted
 from specserve.config.extra_args import FLAG_ALIASES, ExtraArgs
+from specserve.config.models import DraftModel
 
 _SPEC = "speculative_decoding"
 _DRAFT = "models.draft_model"
 _TARGET = "models.target_model"
+_OF_DRAFT = frozenset(DraftModel.model_fields)
 
 _OTHER_SERVERS = (
     (f"write '{_SPEC}.method'", "speculative_algorithm decoding_type"),
@@ -85,6 +87,22 @@ TODAY: Mapping[str, str] = {
 }
 """Old, foreign or misplaced key (underscores, no dashes) -> what to do."""
 
+WITHOUT_KEY = (
+    "code_revision",
+    "disable_eagle_block_drop",
+    "draft_load_config",
+    "dspark_draft_topk",
+    "enable_adaptive_verification",
+    "enforce_eager",
+    "index_share_for_mtp_iteration",
+    "synthetic_acceptance_length",
+    "synthetic_acceptance_rates",
+    "use_local_argmax_reduction",
+)
+"""Fields of vLLM's SpeculativeConfig that have no key here: they speak of the draft alone, and go
+into ``extra_config``.
+"""
+
 IN_SECTION: Mapping[tuple[str, str], str] = {
     (_SPEC, "tensor_parallel_size"): f"write '{_DRAFT}.tensor_parallel_size'",
     (_SPEC, "model"): f"write '{_DRAFT}.path'",
@@ -93,6 +111,13 @@ IN_SECTION: Mapping[tuple[str, str], str] = {
     (_SPEC, "revision"): f"write '{_DRAFT}.revision'",
     (_SPEC, "max_model_len"): f"write '{_DRAFT}.max_model_len'",
     (_SPEC, "kv_cache_dtype"): f"write '{_DRAFT}.kv_cache_dtype'",
+    (_SPEC, "attention_backend"): f"write '{_DRAFT}.attention_backend'",
+    (_SPEC, "moe_backend"): f"write '{_DRAFT}.moe_backend'",
+    **{
+        (section, name): f"write '{_SPEC}.extra_config.{name}'"
+        for section in (_SPEC, _DRAFT)
+        for name in WITHOUT_KEY
+    },
 }
 """Keys whose meaning depends on the section they stand in."""
 
@@ -152,14 +177,11 @@ def advice(path: KeyPath) -> str | None:
     spelling.
     """
     name = normal(str(path[-1]))
-    if len(path) > 1:
-        section = str(path[0])
-    else:
-        section = ""
+    section = dotted(path[:-1])
     said = IN_SECTION.get((section, name)) or TODAY.get(name)
     if said is None and name in OWN_FLAGS:
         said = f"write '{OWN_FLAGS[name]}'"
-    if said and dotted(path[:-1]) == _DRAFT:
+    if said and section == _DRAFT and said.removeprefix(f"write '{_TARGET}.")[:-1] in _OF_DRAFT:
         return said.replace(_TARGET, _DRAFT)
     return said
 

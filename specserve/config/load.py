@@ -4,7 +4,6 @@ place.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,7 @@ from specserve.config.schema import Settings
 from specserve.config.sentences import known_keys, one_per_union, sentence
 from specserve.config.sources import Cascade
 from specserve.config.speculation import FORMER_MTP
-from specserve.errors import ConfigError, Problem
+from specserve.errors import ConfigError, Problem, nearest
 from specserve.files import read_small
 from specserve.log import secrets_in
 
@@ -176,9 +175,9 @@ def _unknown_key(path: KeyPath, where: str) -> Problem:
     if advice is not None:
         return Problem(f"'{dotted(path)}' is not a key here; {advice}", where)
     choices = known_keys(path[:-1])
-    near = difflib.get_close_matches(key.replace("-", "_").lower(), choices, n=1, cutoff=0.6)
+    near = nearest(key.replace("-", "_").lower(), choices)
     if near:
-        tail = f"did you mean '{near[0]}'?"
+        tail = f"did you mean '{near}'?"
     elif path[:-1] == ("engine",):
         tail = "vLLM's flags that have no key here go into 'engine.extra_args'"
     elif len(choices) > MOST_LISTED:

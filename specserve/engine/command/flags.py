@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -10,8 +9,9 @@ from pydantic import JsonValue
 
 from specserve.config.speculation import SpeculativeDecoding
 from specserve.engine.command.args import OWN_FLAGS, EngineCommand
+from specserve.engine.command.removed import FLAGS, instead_of
 from specserve.engine.installed.introspect import EngineFacts, Flag
-from specserve.errors import Problem
+from specserve.errors import Problem, nearest
 
 _DRAFT_KEYS = frozenset(
     {
@@ -116,12 +116,20 @@ def _abbreviated(name: str, flags: Mapping[str, Flag]) -> Flag | None:
 
 
 def _unknown_flag(name: str, engine: EngineFacts) -> Problem:
-    positive = f"--{name.removeprefix('--no-')}"
+    bare = name.removeprefix("--no-").removeprefix("--")
+    positive = f"--{bare}"
     if name.startswith("--no-") and positive in engine.flags:
         return Problem(
             f"'{positive}' of {engine.installed} cannot be negated",
             where=_place(positive),
             fix=f"remove {_place(positive)}",
+        )
+    removed = FLAGS.get(bare)
+    if removed is not None:
+        return Problem(
+            f"'{name}' is gone from vLLM ({engine.installed}): {removed.why}",
+            where=_place(name),
+            fix=instead_of(_place(name), removed),
         )
     hint = did_you_mean(name, [option for option in engine.flags if option.startswith("--")])
     where = _place(name)
@@ -135,14 +143,6 @@ def _unknown_flag(name: str, engine: EngineFacts) -> Problem:
 def _place(option: str) -> str:
     bare = option.removeprefix("--")
     return OWN_FLAGS.get(bare) or f"engine.extra_args.{bare.removeprefix('no-')}"
-
-
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that is spelt most alike; None when none is near."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.65)
-    if near:
-        return near[0]
-    return None
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 
 from specserve.checkpoint.facts import ModelFacts
 from specserve.config.schema import Settings
-from specserve.engine.command import args, environment, flags
+from specserve.engine.command import args, environment, flags, removed
 from specserve.engine.installed import known_bad
 from specserve.engine.installed.introspect import EngineFacts, Installed
 from specserve.engine.installed.method import mtp_type, predict, runner, v2_refusals
-from specserve.errors import ConfigError, Problem
+from specserve.errors import ConfigError, Problem, nearest
 from specserve.findings import Finding
 from specserve.units import GIB, size
 
@@ -391,7 +391,13 @@ def _environment(
 
 
 def _unknown_variable(name: str, where: str, engine: EngineFacts) -> Finding:
-    near = flags.nearest(name, engine.environment_names)
+    gone = removed.VARIABLES.get(name)
+    if gone is not None:
+        message = f"{engine.installed} does not read it: {gone.why}"
+        return Finding(
+            "environment-unknown", "warning", where, message, removed.instead_of(where, gone)
+        )
+    near = nearest(name, engine.environment_names)
     if near:
         hint = f"; did you mean '{near}'?"
         fix = f"rename it to {near}"
