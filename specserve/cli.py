@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import json
 import sys
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -24,8 +26,10 @@ from specserve.commands import (
     status,
     verify,
 )
-from specserve.commands.options import color
-from specserve.errors import ExitCode, SpecserveError
+from specserve.commands.options import color, wants_json
+from specserve.errors import ExitCode, Problem, SpecserveError
+
+_INTERRUPTED = Problem("Interrupted.")
 
 
 class _InOrder(click.Group):
@@ -104,6 +108,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _run(arguments: list[str]) -> int:
+    as_json = wants_json(arguments)
     if debug := "--debug" in arguments:  # wherever it stands
         arguments = ["--debug", *(a for a in arguments if a != "--debug")]
     try:
@@ -111,14 +116,17 @@ def _run(arguments: list[str]) -> int:
     except SystemExit:  # of click and rich, when the reader of our output went away
         return ExitCode.NOT_READ
     except click.exceptions.Abort:
-        _tell("Interrupted.")
+        _tell_all([_INTERRUPTED], as_json=as_json)
         return ExitCode.INTERRUPTED
     except click.ClickException as error:
+        if as_json:
+            _tell_all([_misused(error)], as_json=True)
+            return ExitCode.CONFIG
         with contextlib.suppress(BrokenPipeError):
             error.show()
         return ExitCode.CONFIG
     except Exception as error:
-        code = _told(error)
+        code = _told(error, as_json=as_json)
         if debug and code == ExitCode.BUG:
             raise
         if debug:
@@ -129,28 +137,51 @@ def _run(arguments: list[str]) -> int:
     return ExitCode.OK
 
 
-def _told(error: Exception) -> int:
-    """Say what went wrong on stderr; the exit code for it."""
+def _told(error: Exception, *, as_json: bool = False) -> ExitCode:
+    """Say what went wrong; the exit code for it."""
+    code, problems = _judged(error)
+    _tell_all(problems, as_json=as_json)
+    return code
+
+
+def _judged(error: Exception) -> tuple[ExitCode, Sequence[Problem]]:
+    """What went wrong, and the exit code for it."""
     if isinstance(error, SpecserveError):
-        for problem in error.problems:
-            _tell(click.style("Error: ", fg="red", bold=True) + str(problem))
-        return error.exit_code
+        return error.exit_code, error.problems
     if isinstance(error, OSError) and (error.filename is not None or error.errno == errno.ENOSPC):
         # Expected errors were caught where they arise; what is left is a file or disk of the user.
-        _tell(f"Error: {error.filename or 'output'}: {error.strerror or error}")
-        _tell("Fix: name another file or folder, or free some space and give access there")
-        return ExitCode.CONFIG
+        where = str(error.filename or "output")
+        fix = "name another file or folder, or free some space and give access there"
+        return ExitCode.CONFIG, [Problem(error.strerror or str(error), where, fix=fix)]
     # A Ctrl-C while pydantic built a schema comes as its own error.
     if "KeyboardInterrupt" in str(error):
-        _tell("Interrupted.")
-        return ExitCode.INTERRUPTED
+        return ExitCode.INTERRUPTED, [_INTERRUPTED]
     # The last resort: what arrives here is a bug of ours.
-    _tell(f"Error: a bug in specserve: {type(error).__name__}: {error}")
-    _tell("Fix: run again as 'specserve --debug COMMAND ...' and report the traceback")
-    return ExitCode.BUG
+    message = f"a bug in specserve: {type(error).__name__}: {error}"
+    fix = "run again as 'specserve --debug COMMAND ...' and report the traceback"
+    return ExitCode.BUG, [Problem(message, fix=fix)]
 
 
-def _tell(text: str) -> None:
-    """To stderr; where nobody reads it (`2>&1 | head`), the exit code still stands."""
+def _misused(error: click.ClickException) -> Problem:
+    """A command line that click refused."""
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        path = error.ctx.command_path
+        return Problem(error.format_message(), path, fix=f"{path} --help")
+    return Problem(error.format_message())
+
+
+def _tell_all(problems: Sequence[Problem], *, as_json: bool) -> None:
+    """Where a script reads JSON, one document on stdout; else sentences on stderr.
+
+    Where nobody reads it (`2>&1 | head`), the exit code still stands.
+    """
     with contextlib.suppress(BrokenPipeError):
-        click.echo(text, err=True, color=color())
+        if as_json:
+            errors = [problem.as_dict() for problem in problems]
+            click.echo(json.dumps({"ok": False, "errors": errors}))
+            return
+        for problem in problems:
+            head = click.style("Error: ", fg="red", bold=True)
+            if problem == _INTERRUPTED:
+                head = ""
+            click.echo(f"{head}{problem}", err=True, color=color())

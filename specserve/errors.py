@@ -9,6 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue
 
 
 class ExitCode(IntEnum):
@@ -43,6 +47,18 @@ class Problem:
     """Rows of aligned columns shown under the sentence."""
     fix: str | None = None
     """Something to type or to change."""
+    code: str | None = None
+    """Of the finding that it was (docs/checks.md); None for what has no code."""
+
+    def as_dict(self) -> dict[str, JsonValue]:
+        """The JSON form; ``code`` and ``facts`` only where there are any."""
+        body: dict[str, JsonValue] = {}
+        if self.code is not None:
+            body["code"] = self.code
+        body |= {"where": self.where, "problem": self.message, "fix": self.fix}
+        if self.facts:
+            body["facts"] = [list(row) for row in self.facts]
+        return body
 
     def __str__(self) -> str:
         if self.where:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from specserve.errors import Problem
+
 if TYPE_CHECKING:
     from pydantic import JsonValue
 
@@ -29,6 +31,10 @@ class Finding:
     where: str
     message: str
     fix: str | None = None
+
+    def as_problem(self) -> Problem:
+        """The same as a problem of an error that refuses."""
+        return Problem(self.message, self.where or None, fix=self.fix, code=self.code)
 
     def as_dict(self) -> dict[str, JsonValue]:
         """The JSON form."""

@@ -105,7 +105,7 @@ class PreflightReport:
 def require(report: PreflightReport) -> None:
     """Raise PreflightRefused with every error of the report, if there is one."""
     if not report.ok:
-        raise PreflightRefused([Problem(f.message, f.where, fix=f.fix) for f in report.errors])
+        raise PreflightRefused([f.as_problem() for f in report.errors])
 
 
 def run(

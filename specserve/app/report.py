@@ -36,28 +36,30 @@ def write(results: Sequence[Result], out: Path) -> list[tuple[BenchVerdict, ...]
     return judged
 
 
-def require_sound(verdicts: Sequence[BenchVerdict], out: Path) -> None:
-    """Raise Unsound where a benchmark gives no verdict, or the arms do not give the same
+def unsound(verdicts: Sequence[BenchVerdict], out: Path) -> Unsound | None:
+    """Why a benchmark gives no verdict: nothing is sound, or the arms do not give the same
     answers."""
     cells = [cell for verdict in verdicts for cell in verdict.cells]
     if cells and all(c.verdict == "unsound" for c in cells):
-        raise Unsound(
+        return Unsound(
             "no cell of this benchmark is sound; no verdict",
             where=str(out),
             fix="see the warnings above",
         )
     for verdict in verdicts:
         if verdict.failed or any(a.divergent for a in verdict.result.answers):
-            raise Unsound(
+            return Unsound(
                 "the arms do not give the same answers; no speedup makes up for that",
                 where=str(out),
             )
+    return None
 
 
-def require_no_drop(
+def dropped(
     old: Sequence[BenchVerdict], new: Sequence[BenchVerdict], share: float, file: Path
-) -> None:
-    """Raise Unsound where the newer result, of this file, is worse by more than this share."""
+) -> Unsound | None:
+    """How the newer result, of this file, is worse by more than this share; None where it isn't."""
     drops = judge.drops(old, new, share)
-    if drops:
-        raise Unsound([Problem(drop, str(file)) for drop in drops])
+    if not drops:
+        return None
+    return Unsound([Problem(drop, str(file)) for drop in drops])

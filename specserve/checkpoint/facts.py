@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from specserve.checkpoint.safetensors import DTYPE_BITS, TensorFacts
-from specserve.errors import PreflightRefused, Problem
+from specserve.errors import PreflightRefused
 from specserve.findings import Finding
 
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
@@ -43,7 +43,7 @@ class CheckpointRefused(PreflightRefused):
 
     def __init__(self, findings: Sequence[Finding]) -> None:
         self.findings = tuple(findings)
-        super().__init__([Problem(f.message, f.where, fix=f.fix) for f in self.findings])
+        super().__init__([f.as_problem() for f in self.findings])
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specserve.commands.options import format_option, http_url
+from specserve.commands.options import answer, format_option, http_url
 
 if TYPE_CHECKING:
     from specserve.config.alerting import Alerts
@@ -75,10 +75,14 @@ def inhibit() -> None:
 
 
 @alerts.command()
-def metrics() -> None:
+@format_option
+def metrics(output: str) -> None:
     """Print the metrics that a custom rule may use, with their labels."""
     from specserve.metric_families import FAMILIES
 
+    if output == "json":
+        answer({"metrics": {f.name: list(f.labels) for f in FAMILIES.values()}})
+        return
     for family in FAMILIES.values():
         labels = ""
         if family.labels:
@@ -95,7 +99,8 @@ def metrics() -> None:
     callback=http_url,
     help="Server whose /metrics to read; may be repeated.",
 )
-def lint(rules_file: str, urls: tuple[str, ...]) -> None:
+@format_option
+def lint(rules_file: str, urls: tuple[str, ...], output: str) -> None:
     """Check that every series in a rule file is exported.
 
     By specserve, or by the servers at --url.
@@ -117,4 +122,7 @@ def lint(rules_file: str, urls: tuple[str, ...]) -> None:
     found = list(problems(text, rules_file, present))
     if found:
         raise ConfigError(found)
+    if output == "json":
+        answer({"file": rules_file})
+        return
     click.echo(f"{rules_file}: every series is exported")

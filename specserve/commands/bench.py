@@ -10,12 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specserve.commands.options import config_command, format_option, http_url, interruptible
+from specserve.commands.options import (
+    answer,
+    config_command,
+    format_option,
+    http_url,
+    interruptible,
+)
 
 if TYPE_CHECKING:
+    from pydantic import JsonValue
+
     from specserve.app.bench import BenchProgress
     from specserve.bench.judge import BenchVerdict
     from specserve.config.load import Loaded
+    from specserve.errors import Unsound
 
 _WORKLOADS = ", ".join(
     sorted(p.stem for p in (Path(__file__).parents[1] / "bench" / "workloads").glob("*.yaml"))
@@ -125,20 +134,20 @@ def bench(loaded: Loaded, output: str, out: Path, resume: bool, **options: Any) 
     with _Display() as display:
         result = run.run(display.progress())
     (verdicts,) = reports.write([result], out)
-    _say(verdicts, out, output)
-    reports.require_sound(verdicts, out)
+    unsound = reports.unsound(verdicts, out)
+    _say(verdicts, out, output, unsound)
+    if unsound is not None:
+        raise unsound
 
 
-def _say(verdicts: Sequence[BenchVerdict], out: Path, output: str) -> None:
-    import json
+def _say(verdicts: Sequence[BenchVerdict], out: Path, output: str, unsound: Unsound | None) -> None:
     from dataclasses import asdict
 
     from specserve.bench import advice
 
     if output == "json":
-        cells = [asdict(cell) for verdict in verdicts for cell in verdict.cells]
-        body = {"result": str(out / "result.json"), "cells": cells}
-        click.echo(json.dumps(body, indent=2))
+        cells: list[JsonValue] = [asdict(cell) for verdict in verdicts for cell in verdict.cells]
+        answer({"result": str(out / "result.json"), "cells": cells}, unsound)
         return
     for verdict in verdicts:
         if len(verdicts) > 1:
@@ -149,6 +158,7 @@ def _say(verdicts: Sequence[BenchVerdict], out: Path, output: str) -> None:
 
 
 @click.command()
+@format_option
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "--out",
@@ -163,7 +173,7 @@ def _say(verdicts: Sequence[BenchVerdict], out: Path, output: str) -> None:
     help="Exit code 6 when the last result's speedup or acceptance length is lower than the "
     "first's by more than this.",
 )
-def report(files: tuple[Path, ...], out: Path, max_drop: float | None) -> None:
+def report(files: tuple[Path, ...], output: str, out: Path, max_drop: float | None) -> None:
     """Render benchmark results as Markdown and HTML.
 
     One result, or several side by side: files, or folders that bench wrote.
@@ -172,9 +182,15 @@ def report(files: tuple[Path, ...], out: Path, max_drop: float | None) -> None:
 
     out.mkdir(parents=True, exist_ok=True)
     judged = reports.write(reports.read(files), out)
-    click.echo(f"{out / 'report.md'}\n{out / 'report.html'}")
+    dropped = None
     if max_drop is not None:
-        reports.require_no_drop(judged[0], judged[-1], max_drop / 100, files[-1])
+        dropped = reports.dropped(judged[0], judged[-1], max_drop / 100, files[-1])
+    if output == "json":
+        answer({"files": [str(out / "report.md"), str(out / "report.html")]}, dropped)
+        return
+    click.echo(f"{out / 'report.md'}\n{out / 'report.html'}")
+    if dropped is not None:
+        raise dropped
 
 
 @click.group()
@@ -183,12 +199,13 @@ def trace() -> None:
 
 
 @trace.command()
+@format_option
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("destination", type=click.Path(path_type=Path))
 @click.option(
     "--keep-text", is_flag=True, help="Keep prompts as they are; drop only who sent them."
 )
-def redact(source: Path, destination: Path, keep_text: bool) -> None:
+def redact(source: Path, destination: Path, output: str, keep_text: bool) -> None:
     """Drop user ids and content from a trace.
 
     Lengths, repetition and times of what `bench --trace` sends stay; it sends no tools.
@@ -196,6 +213,9 @@ def redact(source: Path, destination: Path, keep_text: bool) -> None:
     from specserve.bench import workload
 
     count = workload.redact_file(source, destination, keep_text=keep_text)
+    if output == "json":
+        answer({"requests": count, "file": str(destination)})
+        return
     click.echo(f"{count} requests written to {destination}")
 
 

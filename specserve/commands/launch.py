@@ -93,6 +93,7 @@ def launch(
             calibrate=calibrate,
             progress=progress,
         ),
+        output=output,
         debug=debug,
         reap=reap,
         ready_file=ready_file,
@@ -116,6 +117,7 @@ def run(
     loaded: Loaded,
     plan: Callable[[Progress], Launch],
     *,
+    output: str = "text",
     debug: bool = False,
     reap: bool = False,
     ready_file: Path | None = None,
@@ -126,9 +128,8 @@ def run(
     from specserve import log
     from specserve.app import serve
 
-    with Display(
-        animated=sys.stdout.isatty() and sys.stderr.isatty(), ready_file=ready_file
-    ) as display:
+    animated = sys.stdout.isatty() and sys.stderr.isatty()
+    with Display(animated=animated, output=output, ready_file=ready_file) as display:
         # After the display, which puts log lines above its moving line.
         log.setup(debug=debug, secrets=loaded.secrets())
         if display.animated and not debug:
@@ -136,15 +137,21 @@ def run(
             logging.getLogger("specserve.sidecar").setLevel(logging.WARNING)
         display.phase("checking", 0.0)
         for note in serve.clear(loaded.settings, environ=os.environ, reap=reap):
-            _say(note)
+            display.say(note)
         serve.run(plan(display.hashed), display.reporter())
 
 
 class Display:
-    """Phases on one moving line on a terminal, one line each otherwise; then the block."""
+    """Phases on one moving line on a terminal, one line each otherwise; then the block.
 
-    def __init__(self, *, animated: bool, ready_file: Path | None = None) -> None:
-        self.animated, self._ready_file = animated, ready_file
+    Where ``output`` is json, stdout has nothing but the block, as JSON.
+    """
+
+    def __init__(
+        self, *, animated: bool, output: str = "text", ready_file: Path | None = None
+    ) -> None:
+        self._as_json = output == "json"
+        self.animated, self._ready_file = animated and not self._as_json, ready_file
         self._status: Status | None = None
         self._phase, self._shown, self._began = "", 0.0, time.monotonic()
 
@@ -171,7 +178,7 @@ class Display:
         from specserve.supervise.report import Reporter
 
         return Reporter(
-            note=_say,
+            note=self.say,
             finding=_finding,
             phase=self.phase,
             engine_line=lambda line: _say(f"engine: {line}", err=True),
@@ -179,12 +186,16 @@ class Display:
             ready=self._ready,
         )
 
+    def say(self, text: str) -> None:
+        """Say something that is no answer to a script."""
+        _say(text, err=self._as_json)
+
     def phase(self, name: str, seconds: float) -> None:
         """Show a phase of loading."""
         if self._status is not None:
             self._status.update(f"{name} ({seconds:.0f} s)")
         elif name != self._phase or seconds - self._shown >= STILL_SECONDS:
-            _say(f"{seconds:6.1f} s  {name}")
+            self.say(f"{seconds:6.1f} s  {name}")
             self._phase, self._shown = name, seconds
 
     def hashed(self, file: str, _n: int) -> None:
@@ -194,11 +205,14 @@ class Display:
     def _changed(self, state: EngineState, reason: str) -> None:
         """Stops and restarts are said; that it starts and is ready is seen."""
         if state in ("stopping", "backoff", "stopped"):
-            _say(reason)
+            self.say(reason)
 
     def _ready(self, serving: Serving) -> None:
         self._still()
-        _say(block(serving))
+        if self._as_json:
+            _say(as_json(serving))
+        else:
+            _say(block(serving))
         if self._ready_file is not None:
             try:
                 write_ready(serving, self._ready_file)
@@ -230,12 +244,17 @@ def _finding(finding: Finding) -> None:
 
 def write_ready(serving: Serving, path: Path) -> None:
     """What is known of the server, as JSON; a reader sees the whole file or none."""
+    from specserve.files import write_whole
+
+    write_whole(path, as_json(serving))
+
+
+def as_json(serving: Serving) -> str:
+    """What is known of the server."""
     import json
     from dataclasses import asdict
 
-    from specserve.files import write_whole
-
-    write_whole(path, json.dumps(asdict(serving), default=str, indent=1))
+    return json.dumps(asdict(serving), default=str, indent=1)
 
 
 def block(serving: Serving) -> str:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from specserve.commands.check import hashing
-from specserve.commands.options import config_command
+from specserve.commands.options import answer, config_command, format_option
 
 if TYPE_CHECKING:
+    from pydantic import JsonValue
+
     from specserve.checkpoint.facts import ModelFacts
     from specserve.config.load import Loaded
     from specserve.config.schema import Settings
@@ -24,7 +26,8 @@ def models() -> None:
 
 @models.command("lock")
 @config_command
-def lock(loaded: Loaded) -> None:
+@format_option
+def lock(loaded: Loaded, output: str) -> None:
     """Write sizes and SHA-256 of both models to CONFIG's .lock.json."""
     from specserve.checkpoint import lock as integrity
     from specserve.files import write_whole
@@ -34,18 +37,22 @@ def lock(loaded: Loaded) -> None:
     path = integrity.lock_path(loaded.path)
     write_whole(path, manifest.to_json())
     files = sum(len(records) for records in manifest.models.values())
+    if output == "json":
+        answer({"lock": str(path), "files": files, "models": list(manifest.models)})
+        return
     click.echo(f"{path}: {files} files of {len(manifest.models)} models")
 
 
 @models.command("verify")
 @config_command
-def verify(loaded: Loaded) -> None:
+@format_option
+def verify(loaded: Loaded, output: str) -> None:
     """Compare both models with .lock.json and models.*.sha256.
 
     Exit code 3 when they differ.
     """
     from specserve.checkpoint import lock as integrity
-    from specserve.errors import ConfigError, PreflightRefused, Problem
+    from specserve.errors import ConfigError, PreflightRefused
 
     settings = loaded.settings
     facts = _facts(settings)
@@ -61,24 +68,34 @@ def verify(loaded: Loaded) -> None:
         if path.exists():
             found += integrity.verify(integrity.read_manifest(path), facts, progress)
     if found:
-        raise PreflightRefused([Problem(f.message, f.where, fix=f.fix) for f in found])
+        raise PreflightRefused([f.as_problem() for f in found])
+    if output == "json":
+        answer({"models": {key: model.path for key, model in facts.items()}})
+        return
     click.echo(f"OK {', '.join(model.path for model in facts.values())}")
 
 
 @models.command("pull")
 @config_command
-def pull(loaded: Loaded) -> None:
+@format_option
+def pull(loaded: Loaded, output: str) -> None:
     """Download both models to models.store, or the Hub cache.
 
     A model appears under its name when it is whole.
     """
     settings = loaded.settings
+    places: dict[str, JsonValue] = {}
     for key, path, revision in _configured(settings):
         if "://" not in path and Path(path).expanduser().exists():
-            click.echo(f"{path} is here already")
-            continue
-        where = _pull(settings, path, revision)
-        click.echo(f"{path} -> {where}\nset models.{key}.path: {where}")
+            where, said = path, f"{path} is here already"
+        else:
+            where = str(_pull(settings, path, revision))
+            said = f"{path} -> {where}\nset models.{key}.path: {where}"
+        places[f"models.{key}.path"] = where
+        if output == "text":
+            click.echo(said)
+    if output == "json":
+        answer({"set": places})
 
 
 def _pull(settings: Settings, path: str, revision: str | None) -> Path:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import functools
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from specserve.errors import Problem
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue
+
+    from specserve.errors import SpecserveError
 
 NOT_A_SIDECAR = "what listens there is not a sidecar of specserve"
 _MAX_ANSWER_BYTES = 16 * 1024**2
@@ -53,6 +58,37 @@ def format_option(function: Callable[..., Any]) -> Callable[..., Any]:
         show_default=True,
         help="Output form.",
     )(function)
+
+
+def answer(body: Mapping[str, JsonValue], error: SpecserveError | None = None) -> None:
+    """Print the one JSON document of a command. Where it ends in ``error``, that is part of it, and
+    the command ends with the error's exit code.
+    """
+    import json
+
+    document: dict[str, JsonValue] = {"ok": error is None, **body}
+    if error is not None:
+        document["errors"] = [problem.as_dict() for problem in error.problems]
+    click.echo(json.dumps(document, indent=2))
+    if error is not None:
+        raise click.exceptions.Exit(error.exit_code)
+
+
+def wants_json(arguments: Sequence[str]) -> bool:
+    """Whether a command line asks for JSON, also one that click cannot read.
+
+    >>> wants_json(["plan", "--format", "json"]), wants_json(["plan", "--", "--format=json"])
+    (True, False)
+    """
+    wanted = False
+    for at, word in enumerate(arguments):
+        if word == "--":
+            break
+        if word == "--format":
+            wanted = arguments[at + 1 : at + 2] == ["json"]
+        elif word.startswith("--format="):
+            wanted = word == "--format=json"
+    return wanted
 
 
 def interruptible(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import TYPE_CHECKING
 
 import click
 
-from specserve.commands.options import config_command, format_option
+from specserve.commands.options import answer, config_command, format_option
 
 if TYPE_CHECKING:
+    from pydantic import JsonValue
+
     from specserve.config.load import Loaded
 
 
@@ -26,7 +27,7 @@ def plan(loaded: Loaded, output: str, with_grid: bool) -> None:
     From metadata alone: weights need not be there. Exit code 3 when it does not fit.
     """
     from specserve.app.plan import Planning
-    from specserve.errors import PreflightRefused, Problem
+    from specserve.errors import PreflightRefused
     from specserve.memory import text
     from specserve.memory.findings import of_plan
 
@@ -36,19 +37,23 @@ def plan(loaded: Loaded, output: str, with_grid: bool) -> None:
         cells = planning.grid(made)
     else:
         cells = []
+    errors = [f.as_problem() for f in of_plan(made) if f.severity == "error"]
+    refused = None
+    if errors:
+        refused = PreflightRefused(errors)
     if output == "json":
-        body = {
+        findings: list[JsonValue] = [f.as_dict() for f in of_plan(made)]
+        body: dict[str, JsonValue] = {
             "vram": made.as_dict(),
             "conclusion": text.conclusion(made),
-            "findings": [f.as_dict() for f in of_plan(made)],
+            "findings": findings,
         }
         if with_grid:
             body["grid"] = [vars(c) for c in cells]
-        click.echo(json.dumps(body, indent=2))
-    else:
-        click.echo(text.render(made))
-        if cells:
-            click.echo("\nRequests at once, - where it does not fit\n" + text.render_grid(cells))
-    refused = [f for f in of_plan(made) if f.severity == "error"]
-    if refused:
-        raise PreflightRefused([Problem(f.message, f.where or None, fix=f.fix) for f in refused])
+        answer(body, refused)
+        return
+    click.echo(text.render(made))
+    if cells:
+        click.echo("\nRequests at once, - where it does not fit\n" + text.render_grid(cells))
+    if refused is not None:
+        raise refused

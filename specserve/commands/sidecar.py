@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import click
 
-from specserve.commands.options import NOT_A_SIDECAR, ask, config_command, http_url
+from specserve.commands.options import NOT_A_SIDECAR, ask, config_command, format_option, http_url
 
 if TYPE_CHECKING:
     from specserve.config.load import Loaded
@@ -62,7 +63,8 @@ def sidecar(context: click.Context, *, loaded: Loaded, engine_url: str | None) -
 @click.option(
     "--timeout", default=3.0, show_default=True, type=SECONDS, help="Longest time in seconds."
 )
-def probe(name: str, url: str, timeout: float) -> None:
+@format_option
+def probe(name: str, url: str, timeout: float, output: str) -> None:
     """Ask the sidecar for one verdict: live, ready or startup.
 
     For exec probes: exit code 0 for yes, 1 for no or no answer.
@@ -77,7 +79,12 @@ def probe(name: str, url: str, timeout: float) -> None:
         ok, reason = answer["ok"], answer["reason"]
     else:
         ok, reason = False, f"{url}: {NOT_A_SIDECAR}"
+    word = "no"
+    if ok:
+        word = "yes"
+    if output == "json":
+        click.echo(json.dumps({"ok": ok, "probe": name, "reason": reason}, indent=2))
+    else:
+        click.echo(f"{name}: {word}: {reason}")
     if not ok:
-        click.echo(f"{name}: no: {reason}")
         raise click.exceptions.Exit(1)
-    click.echo(f"{name}: yes: {reason}")

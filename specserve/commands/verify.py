@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specserve.commands.options import format_option, http_url, interruptible
+from specserve.commands.options import answer, format_option, http_url, interruptible
 
 if TYPE_CHECKING:
     from specserve.app.golive import Outcome, Subject
@@ -130,26 +130,21 @@ def _launched(loaded: Loaded, told: Any) -> list[Outcome]:
 
 
 def _finish(outcomes: list[Outcome], output: str, junit: Path | None) -> None:
-    import json
     from dataclasses import asdict
 
-    from specserve.errors import Problem, Unsound
+    from specserve.errors import Unsound
 
     if junit is not None:
         junit.write_text(_junit(outcomes), encoding="utf-8")
     failed = [o for o in outcomes if o.status == "FAIL"]
-    if output == "json":
-        click.echo(
-            json.dumps({"ok": not failed, "checks": [asdict(o) for o in outcomes]}, indent=2)
-        )
+    refused = None
     if failed:
-        raise Unsound(
-            [
-                Problem(
-                    f"{len(failed)} of {len(outcomes)} checks failed; not fit to go live", "verify"
-                )
-            ]
-        )
+        message = f"{len(failed)} of {len(outcomes)} checks failed; not fit to go live"
+        refused = Unsound(message, where="verify")
+    if output == "json":
+        answer({"checks": [asdict(o) for o in outcomes]}, refused)
+    elif refused is not None:
+        raise refused
 
 
 def _junit(outcomes: list[Outcome]) -> str:
