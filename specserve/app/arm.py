@@ -31,6 +31,7 @@ from specserve.errors import (
     Unsound,
 )
 from specserve.supervise.child import Child, exit_cause
+from specserve.supervise.owner import Owner
 
 POLL_SECONDS = 0.2
 MAX_FOREIGN_SHARE = 0.05
@@ -134,6 +135,9 @@ class ArmServer:
         """The sidecar stays off: its canaries would count as traffic."""
         overrides = [*self.spec.loaded.overrides, "sidecar.enabled=false"]
         sets = [part for o in overrides for part in ("--set", o)]
+        owner = Owner.ourselves()
+        if owner is not None:  # it ends with us, also when we are killed
+            sets += ["--owner", str(owner)]
         path = str(self.spec.loaded.path)
         return [sys.executable, "-m", "specserve", "launch", path, "--ready-file", str(told), *sets]
 
@@ -291,7 +295,7 @@ def search(
             api_key=server.spec.api_key,
         )
         argv = [guidellm(environ), "run", "--config", str(scenario), "--disable-console"]
-        child = Child(argv, environ, lambda _: None)
+        child = Child(argv, environ, lambda _: None, tied=True)
         try:
             status = child.poll()
             while status is None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from specserve.checkpoint.lock import Progress
     from specserve.config.load import Loaded
     from specserve.findings import Finding
+    from specserve.supervise.owner import Owner
     from specserve.supervise.report import Reporter, Serving
     from specserve.supervise.state import EngineState
 
@@ -29,6 +30,18 @@ STILL_SECONDS = 30.0
 """A phase that lasts is mentioned again this often where nothing moves on the screen."""
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+def owner_of(_context: click.Context, _option: click.Parameter, text: str | None) -> Owner | None:
+    """Callback of ``--owner PID:TICKS``, with which bench and verify launch: it ends with them."""
+    from specserve.supervise.owner import Owner
+
+    if text is None:
+        return None
+    try:
+        return Owner.parse(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 @click.command()
@@ -52,6 +65,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     type=_FILE,
     help="Written as JSON when the server is ready: for scripts that wait.",
 )
+@click.option("--owner", hidden=True, callback=owner_of)
 @click.pass_context
 def launch(
     context: click.Context,
@@ -64,6 +78,7 @@ def launch(
     engine_log: Path | None,
     ready_file: Path | None,
     calibrate: bool,
+    owner: Owner | None,
 ) -> None:
     """Start the server of CONFIG and stay with it until it is stopped.
 
@@ -97,6 +112,7 @@ def launch(
         debug=debug,
         reap=reap,
         ready_file=ready_file,
+        owner=owner,
     )
 
 
@@ -121,6 +137,7 @@ def run(
     debug: bool = False,
     reap: bool = False,
     ready_file: Path | None = None,
+    owner: Owner | None = None,
 ) -> None:
     """Clear the way, plan and run, with this terminal as the reporter."""
     import os
@@ -128,6 +145,8 @@ def run(
     from specserve import log
     from specserve.app import serve
 
+    if owner is not None:
+        owner.end_with_it()
     animated = sys.stdout.isatty() and sys.stderr.isatty()
     with Display(animated=animated, output=output, ready_file=ready_file) as display:
         # After the display, which puts log lines above its moving line.

@@ -15,7 +15,7 @@ from specserve import cli
 from specserve.app import serve
 from specserve.app.launch import Launch
 from specserve.app.preflight import PreflightReport
-from specserve.commands.launch import run
+from specserve.commands.launch import owner_of, run
 from specserve.commands.options import config_command
 from specserve.engine.command.args import EngineCommand, build
 from specserve.engine.installed.introspect import Installed
@@ -34,8 +34,9 @@ STUB = Path(__file__).parents[1] / "stub_engine.py"
     "--calibrate", type=click.Path(path_type=Path), help="With a plan of the stub's memory."
 )
 @click.option("--ready-file", type=click.Path(path_type=Path))
+@click.option("--owner", callback=owner_of)
 @click.argument("stub", nargs=-1, type=click.UNPROCESSED)
-def drive(loaded, reap, drain_margin, calibrate, *, ready_file, stub):
+def drive(loaded, reap, drain_margin, calibrate, *, ready_file, owner, stub):
     """Launch the stub."""
     if drain_margin is not None:
         serve.DRAIN_MARGIN_SECONDS = drain_margin
@@ -58,7 +59,7 @@ def drive(loaded, reap, drain_margin, calibrate, *, ready_file, stub):
         report=report,
         calibrate=calibrate,
     )
-    run(loaded, lambda _progress: launch, reap=reap, ready_file=ready_file)
+    run(loaded, lambda _progress: launch, reap=reap, ready_file=ready_file, owner=owner)
 
 
 if __name__ == "__main__":

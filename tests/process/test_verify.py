@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,8 +15,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from xml.etree import ElementTree
 
+import psutil
 import pytest
-from programs import DRIVER, Program, start, wait_until
+from programs import DRIVER, Program, marked, start, wait_until
 
 from specserve.app.golive import Subject, drain, run
 from specserve.engine.http.client import EngineClient
@@ -210,6 +213,51 @@ def test_what_was_launched_ends_with_us(
     program.signal(number)
     assert program.ends() == 130, program.output
     assert records() == []
+
+
+@pytest.mark.parametrize("grown", ["loading", "ready", "hangs"])
+@pytest.mark.parametrize("command", [("verify", "--launch"), ("bench",)], ids=lambda c: c[0])
+def test_what_was_launched_ends_with_us_when_we_are_killed(
+    command: tuple[str, ...],
+    grown: str,
+    *,
+    tmp_path: Path,
+    free_port: int,
+    mark: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """SIGKILL, as of a time-out of whoever started us: launch and engine are gone with us."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    name, *flags = command
+    if name == "bench":
+        flags += ["--out", str(tmp_path / "out")]
+    stub: list[object] = ["--stub-step", 1, "--stub-grandchild"]
+    if grown == "loading":
+        stub = ["--stub-ready-after", 300]
+    argv = [*launching(tmp_path, name, free_port, *stub), *flags]
+    program = start(argv, tmp_path / "log", free_port)
+
+    def engines() -> list[psutil.Process]:
+        return [p for p in marked(mark) if any("stub_engine.py" in c for c in p.cmdline())]
+
+    wait_until(lambda: engines() or program.process.poll() is not None)
+    if grown != "loading":
+        answers = functools.partial(socket.create_connection, ("127.0.0.1", free_port), 1)
+        wait_until(lambda: refused(answers) is None)
+    if grown == "hangs":
+        engines()[0].suspend()
+    program.process.kill()
+    program.process.wait()
+    wait_until(lambda: not marked(mark), what="no process of ours is left")
+
+
+def refused(ask: Callable[[], socket.socket]) -> str | None:
+    """Why a connection cannot be made; None when it can."""
+    try:
+        ask().close()
+    except OSError as error:
+        return str(error)
+    return None
 
 
 def launching(folder: Path, command: str, port: int, *stub: object) -> list[str]:
