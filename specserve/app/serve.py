@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,10 +22,11 @@ from specserve.engine.command import args
 from specserve.engine.http.client import own_client
 from specserve.engine.inside import repairs
 from specserve.engine.output import logs
-from specserve.supervise import leftovers
+from specserve.errors import ConfigError, EngineStartError
+from specserve.supervise import leftovers, ports
 from specserve.supervise.child import Child
 from specserve.supervise.output import EngineLog, EngineWarnings
-from specserve.supervise.readiness import Readiness
+from specserve.supervise.readiness import HEALTH_SECONDS, Readiness
 from specserve.supervise.report import Reporter, Serving
 from specserve.supervise.state import EngineState, Event, Failed, Lifecycle, Limits, Ready
 from specserve.supervise.supervisor import Hooks, Supervisor
@@ -47,14 +49,33 @@ def clear(settings: Settings, *, environ: Mapping[str, str], reap: bool) -> list
     Before the checks, because what an engine left behind holds would count against the memory plan.
     Returns what was reaped. Raises EngineStartError.
     """
-    folder, server, sidecar = leftovers.folders(environ).run, settings.server, settings.sidecar
+    folder = leftovers.folders(environ).run
     leftovers.make_private(folder)
-    ports = {"server.port": (server.host, server.port)}
-    if sidecar.enabled:
-        ports["sidecar.port"] = (sidecar.host, sidecar.port)
+    return leftovers.require_clean(folder, _ports(settings), reap=reap)
+
+
+@contextmanager
+def alone(settings: Settings, *, environ: Mapping[str, str]) -> Iterator[list[str]]:
+    """Be the only launch on these ports until the block ends; yields what to note.
+
+    Raises EngineStartError, naming the other.
+    """
+    folder = leftovers.folders(environ).run
+    leftovers.make_private(folder)
+    numbers = {key: port for key, (_, port) in _ports(settings).items()}
+    with ports.claimed(folder, numbers) as notes:
+        yield notes
+
+
+def _ports(settings: Settings) -> dict[str, tuple[str, int]]:
+    """Config key -> host and port."""
+    server, sidecar = settings.server, settings.sidecar
     if settings.engine.node_rank > 0:  # it follows, and listens nowhere
-        ports = {}
-    return leftovers.require_clean(folder, ports, reap=reap)
+        return {}
+    found = {"server.port": (server.host, server.port)}
+    if sidecar.enabled:
+        found["sidecar.port"] = (sidecar.host, sidecar.port)
+    return found
 
 
 def run(launch: Launch, report: Reporter) -> None:
@@ -79,7 +100,10 @@ class _Run:
         self._launch, self._report, self._log = launch, report, log
         settings = launch.settings
         self._client = own_client(settings)
-        self._readiness = Readiness(self._client, settings.served_model_name, self._canary)
+        self._readiness = Readiness(
+            self._client, settings.served_model_name, self._canary, self._stranger
+        )
+        self._said_unseen = False
         self._follows = settings.engine.node_rank > 0
         hooks = Hooks(self._spawn, self._check_ready, self._check_alive, self._changed, self._gone)
         self._limits = limits(settings)
@@ -114,12 +138,18 @@ class _Run:
     def _watch(self) -> Watch:
         from specserve.app.sidecar import Watch
 
-        return Watch(
-            self._launch.settings,
-            launch_state=self._launch_state,
-            state_dir=self._launch.state_folder or self._launch.folder,
-            visible_devices=self._launch.visible_devices,
-        )
+        try:
+            return Watch(
+                self._launch.settings,
+                launch_state=self._launch_state,
+                state_dir=self._launch.state_folder or self._launch.folder,
+                visible_devices=self._launch.visible_devices,
+            )
+        except ConfigError as error:
+            if [problem.where for problem in error.problems] == ["sidecar.port"]:
+                # It was free a moment ago: a port that is taken is no fault of the config.
+                raise EngineStartError(error.problems) from error
+            raise
 
     def _launch_state(self) -> LaunchState:
         """What the sidecar cannot read from the engine's metrics."""
@@ -206,6 +236,23 @@ class _Run:
         if self._follows:
             return None
         return self._readiness.check_alive()
+
+    def _stranger(self) -> str | None:
+        """Who it is that answers in our engine's place; None when it is ours, or cannot be told."""
+        child, port = self._supervisor.child, self._launch.settings.server.port
+        if child is None:
+            return "the engine has ended"
+        who, words = ports.answerer(child.session, port)
+        if who is ports.Answerer.STRANGER:
+            return words
+        if who is ports.Answerer.UNSEEN and not self._said_unseen:
+            run = self._client.run_id(timeout=HEALTH_SECONDS)
+            if run is not None and run != child.session.run:
+                return f"port {port} is answered by another engine of specserve"
+            if run is None:
+                self._said_unseen = True
+                self._report.note(f"Warning: {words}; ready is whatever answers there")
+        return None
 
     def _canary(self) -> Failed | None:
         """Why it must not be called ready. What is merely doubtful is said and let pass."""

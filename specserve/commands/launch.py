@@ -148,14 +148,17 @@ def run(
     if owner is not None:
         owner.end_with_it()
     animated = sys.stdout.isatty() and sys.stderr.isatty()
-    with Display(animated=animated, output=output, ready_file=ready_file) as display:
+    with (
+        serve.alone(loaded.settings, environ=os.environ) as notes,
+        Display(animated=animated, output=output, ready_file=ready_file) as display,
+    ):
         # After the display, which puts log lines above its moving line.
         log.setup(debug=debug, secrets=loaded.secrets())
         if display.animated and not debug:
             # A person reads the block; the sidecar's turns of mind are for log files.
             logging.getLogger("specserve.sidecar").setLevel(logging.WARNING)
         display.phase("checking", 0.0)
-        for note in serve.clear(loaded.settings, environ=os.environ, reap=reap):
+        for note in (*notes, *serve.clear(loaded.settings, environ=os.environ, reap=reap)):
             display.say(note)
         serve.run(plan(display.hashed), display.reporter())
 

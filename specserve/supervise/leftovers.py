@@ -277,9 +277,9 @@ def _taken(folder: Path, key: str, host: str, port: int, error: OSError) -> Prob
         ours = {pid for record in records for pid in record.engine.members()}
         what = "is taken by a process that cannot be seen; it must be free"
         rows = []
-        for pid in _listeners(port):
+        for pid in sorted({found.pid for found in listeners(port) if found.pid is not None}):
             what = "is taken; it must be free"
-            command = _command(pid)
+            command = command_of(pid)
             if pid in ours:
                 command = f"another specserve's engine: {command}"
             rows.append((f"pid {pid}", command))
@@ -293,18 +293,27 @@ def _taken(folder: Path, key: str, host: str, port: int, error: OSError) -> Prob
     )
 
 
-def _listeners(port: int) -> list[int]:
-    """Pids that listen on a TCP port; those of other users only with the right to see them."""
+@dataclass(frozen=True)
+class Listener:
+    """A socket that listens; ``pid`` None where its process cannot be seen."""
+
+    address: str
+    pid: int | None
+
+
+def listeners(port: int) -> list[Listener]:
+    """Who listens on a TCP port; processes of other users only with the right to see them."""
     try:
         connections = psutil.net_connections("tcp")
-    except psutil.AccessDenied:
+    except (psutil.AccessDenied, OSError):
         return []
-    pids = set()
-    for connection in connections:
-        local = connection.laddr
-        if connection.status == psutil.CONN_LISTEN and local and local.port == port:
-            pids.add(connection.pid)
-    return sorted(pid for pid in pids if pid is not None)
+    return [
+        Listener(connection.laddr.ip, connection.pid)
+        for connection in connections
+        if connection.status == psutil.CONN_LISTEN
+        and connection.laddr
+        and connection.laddr.port == port
+    ]
 
 
 @dataclass(frozen=True)
@@ -344,7 +353,7 @@ def _words(leftover: Leftover) -> str:
 
 def _left_behind(leftover: Leftover) -> Problem:
     record = leftover.record
-    rows = [(f"pid {pid}", _command(pid)) for pid in leftover.pids]
+    rows = [(f"pid {pid}", command_of(pid)) for pid in leftover.pids]
     return Problem(
         f"specserve pid {record.supervisor} is gone and its engine still runs on port "
         f"{record.port}; it holds memory and must end first",
@@ -359,12 +368,12 @@ def _stuck(leftover: Leftover, pids: Sequence[int]) -> Problem:
         f"pid {', '.join(map(str, pids))} did not end after SIGKILL; a process that hangs in a "
         "driver call does not",
         where="left behind",
-        facts=tuple((f"pid {pid}", _command(pid)) for pid in leftover.pids),
+        facts=tuple((f"pid {pid}", command_of(pid)) for pid in leftover.pids),
         fix="nvidia-smi; a GPU reset or a reboot ends such a process",
     )
 
 
-def _command(pid: int) -> str:
+def command_of(pid: int) -> str:
     """The command line of a process without secrets, cut to a readable length."""
     try:
         process = psutil.Process(pid)

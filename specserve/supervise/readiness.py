@@ -17,15 +17,21 @@ COMPLETION_SECONDS = 60.0
 
 
 class Readiness:
-    """Ready: /health returns 200, the served name is listed, a completion returned a token, and
-    the canary allows it.
+    """Ready: /health returns 200 and it is our engine that does, the served name is listed, a
+    completion returned a token, and the canary allows it.
     """
 
     def __init__(
-        self, client: EngineClient, model: str, canary: Callable[[], Failed | None]
+        self,
+        client: EngineClient,
+        model: str,
+        canary: Callable[[], Failed | None],
+        stranger: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """``canary`` says why the engine must not serve, None when it may."""
+        """``canary`` says why the engine must not serve, None when it may; ``stranger`` says who
+        else it is that answers, None when it is ours."""
         self._client, self._model, self._canary = client, model, canary
+        self._stranger = stranger
         self.last_answer: str | None = None
         """Why the engine that listens is not ready yet; None while nothing listens."""
 
@@ -37,6 +43,9 @@ class Readiness:
             return None
         if not healthy:
             self.last_answer = "/health returns an error"
+            return None
+        self.last_answer = self._stranger()
+        if self.last_answer is not None:
             return None
         try:
             return self._serves()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -26,10 +27,10 @@ async def app(scope, receive, send):
     if scope["type"] == "http":
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
-async def ask(served, method):
+async def ask(served, method, path="/v1/completions"):
     sent = []
     async def send(message): sent.append(message)
-    await served({"type": "http", "method": method, "path": "/v1/completions"}, None, send)
+    await served({"type": "http", "method": method, "path": path}, None, send)
     return [sent[0]["status"], dict((k.decode(), v.decode()) for k, v in sent[0]["headers"])]
 
 async def main(number):
@@ -37,7 +38,7 @@ async def main(number):
     asyncio.get_running_loop().add_signal_handler(number, heard.set)  # as vLLM does
     served = RefuseWhileDraining(app)
     await served({"type": "lifespan"}, None, None)
-    answers = [await ask(served, "POST")]
+    answers = [await ask(served, "POST"), await ask(served, "GET", "/health")]
     os.kill(os.getpid(), number)
     await asyncio.wait_for(heard.wait(), 5)
     answers += [await ask(served, "POST"), await ask(served, "GET")]
@@ -63,10 +64,12 @@ def test_after_the_signal_posts_get_503_and_the_loop_hears_it_too(loop, number):
         text=True,
         timeout=20,
         check=False,
+        env={**os.environ, "SPECSERVE_RUN": "3f"},
     )
     assert done.stderr == ""
-    before, refused, read = json.loads(done.stdout)
+    before, health, refused, read = json.loads(done.stdout)
     assert before == read == [200, {}]
+    assert health == [200, {"x-specserve-run": "3f"}]  # which start of an engine it is
     assert refused == [
         503,
         {"content-type": "application/json", "retry-after": "5", "connection": "close"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import shlex
@@ -238,7 +239,12 @@ def test_what_was_launched_ends_with_us_when_we_are_killed(
     program = start(argv, tmp_path / "log", free_port)
 
     def engines() -> list[psutil.Process]:
-        return [p for p in marked(mark) if any("stub_engine.py" in c for c in p.cmdline())]
+        found = []
+        for process in marked(mark):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+                if any("stub_engine.py" in part for part in process.cmdline()):
+                    found.append(process)
+        return found
 
     wait_until(lambda: engines() or program.process.poll() is not None)
     if grown != "loading":

@@ -130,6 +130,21 @@ def test_health_and_models(server, client):
     assert client.models() == ("llm", "lora")
 
 
+def test_the_answer_to_health_names_the_start_of_the_engine(server, client):
+    """None where the engine does not say, as any vLLM that specserve did not launch."""
+    server.replies["/health"] = body("")
+    assert client.run_id() is None
+
+    def ours(handler: BaseHTTPRequestHandler, _: bytes) -> None:
+        handler.send_response(200)
+        handler.send_header("x-specserve-run", "3f")
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+
+    server.replies["/health"] = ours
+    assert client.run_id() == "3f"
+
+
 def test_a_connection_that_rested_is_not_used_again(server):
     """The engine closes an idle connection when it likes; a request that meets the closing would be lost."""
     ports: list[int] = []

@@ -30,6 +30,8 @@ REPAIRS_VARIABLE = "SPECSERVE_REPAIRS"
 """
 RUN_VARIABLE = "SPECSERVE_RUN"
 """Tells the processes of one start of an engine from all others."""
+RUN_HEADER = "X-Specserve-Run"
+"""The same in its answer to /health."""
 API_KEY_VARIABLE = "VLLM_API_KEY"
 KV_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 
@@ -135,6 +137,11 @@ def requested_repairs(environ: Mapping[str, str] | None = None) -> frozenset[str
     """The repairs that whoever started this process asked for; asked inside the engine."""
     value = (os.environ if environ is None else environ).get(REPAIRS_VARIABLE, "")
     return frozenset(name for name in value.split(",") if name)
+
+
+def run_id(environ: Mapping[str, str] | None = None) -> str | None:
+    """Which start of an engine this process belongs to; asked inside the engine."""
+    return (os.environ if environ is None else environ).get(RUN_VARIABLE) or None
 
 
 def api_key(environ: Mapping[str, str] | None = None) -> str | None:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import urllib3
 
+from specserve.engine.command.environment import RUN_HEADER
 from specserve.engine.http.metrics import MAX_BYTES
 from specserve.engine.http.transport import (
     Answer,
@@ -136,6 +137,10 @@ class EngineClient:
         except EngineRefused:
             return False
         return True
+
+    def run_id(self, *, timeout: float | None = None) -> str | None:
+        """Which start of an engine answers; None when it does not say."""
+        return self._http.header("/health", RUN_HEADER, timeout=timeout)
 
     def models(self, *, timeout: float | None = None) -> tuple[str, ...]:
         """The served model names."""

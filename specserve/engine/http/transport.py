@@ -194,6 +194,12 @@ class Transport:
                 raise self._refused(path, f"more than {max_bytes} bytes")
         return bytes(raw)
 
+    def header(self, path: str, name: str, *, timeout: float | None) -> str | None:
+        """A header of the answer to one GET; None when it has none of that name."""
+        self.call("GET", path, timeout=timeout)
+        value: str | None = self._local.headers.get(name)
+        return value
+
     def json(
         self,
         method: str,
@@ -271,6 +277,7 @@ class Transport:
                             f"a redirect to {to!r}, which is not followed",
                             where=url,
                         )
+                    self._local.headers = response.headers
                     if response.status_code >= 400:
                         excerpt = next(response.iter_content(BODY_EXCERPT * 4), b"")
                         text = excerpt.decode("utf-8", "replace")

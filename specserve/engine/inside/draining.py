@@ -1,5 +1,5 @@
 """ASGI middleware for vLLM's ``--middleware``: from the stop signal on, new requests get 503 and a
-Retry-After.
+Retry-After. The answer to /health says which start of an engine it is.
 
 vLLM 0.32 lets running requests finish, but shuts its tokenizer down first, so that a request which
 comes then is answered with 500 (``AsyncLLM.shutdown``, read 2026-11-29): load balancers and clients
@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
-from specserve.engine.inside.asgi import App, Receive, Scope, Send
+from specserve.engine.command import environment
+from specserve.engine.inside.asgi import App, Message, Receive, Scope, Send
 
 RETRY_SECONDS = 5
 _ERROR = {
@@ -34,6 +35,7 @@ class RefuseWhileDraining:
     def __init__(self, app: App) -> None:
         self._app = app
         self._draining = False
+        self._run = environment.run_id()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -48,10 +50,24 @@ class RefuseWhileDraining:
             await send({"type": "http.response.start", "status": 503, "headers": headers})
             await send({"type": "http.response.body", "body": _BODY})
             return
+        if self._run is not None and scope["type"] == "http" and scope["path"] == "/health":
+            send = _with_run(send, self._run)
         await self._app(scope, receive, send)
 
     def _drain(self) -> None:
         self._draining = True
+
+
+def _with_run(send: Send, run: str) -> Send:
+    """The same, with the run id among the headers of the answer."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            header = (environment.RUN_HEADER.lower().encode(), run.encode())
+            message["headers"] = [*message.get("headers", ()), header]
+        await send(message)
+
+    return sending
 
 
 def listen(numbers: Iterable[signal.Signals], heard: Callable[[], None]) -> None:
