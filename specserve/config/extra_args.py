@@ -45,6 +45,8 @@ FLAG_ALIASES: Mapping[str, str] = {
 }
 """Other names of a flag -> its first long name, as vLLM 0.32 lists them (tests/data/engine)."""
 
+_QUOTED = re.compile(r'("(?:[^"\\]|\\.)*")')
+_BARE_SIZE = re.compile(r"\b\d+(?:\.\d+)?[kKmMgGtT]\b")
 _LEVEL = re.compile(r"O=?([0-3])")
 _SIZE = re.compile(r"(\d+)(\.\d+)?([kmgtKMGT])")
 
@@ -146,6 +148,32 @@ def human_number(text: str) -> int | None:
     return int(whole) << 10 * step
 
 
+def read_json(text: str, *, sizes: bool = False) -> JsonValue:
+    """A value that is given as JSON. Raises ValueError.
+
+    ``sizes``: bare numbers like 80m are read, as vLLM does for the flags that take a config.
+
+    >>> read_json('{"a": 80m, "b": "80m"}', sizes=True)
+    {'a': 80000000, 'b': '80m'}
+    """
+    if sizes:
+        parts = _QUOTED.split(text)
+        parts[::2] = (_BARE_SIZE.sub(_number, part) for part in parts[::2])
+        text = "".join(parts)
+    try:
+        value: JsonValue = json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    return value
+
+
+def _number(match: re.Match[str]) -> str:
+    number = human_number(match.group())
+    if number is None:
+        return match.group()
+    return str(number)
+
+
 class ExtraArgs:
     """``engine.extra_args`` by vLLM's long names, however they are written.
 
@@ -216,7 +244,7 @@ class ExtraArgs:
         value = self.values.get(name)
         if isinstance(value, str):
             with contextlib.suppress(ValueError):
-                value = json.loads(value)
+                value = read_json(value, sizes=True)
         if isinstance(value, Mapping):
             return dict(value)
         return {}

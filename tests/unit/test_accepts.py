@@ -38,7 +38,7 @@ def values(made: Loaded, flag: str) -> list[str]:
     argv = build(made.settings, installed=GPU).argv
     words = list(argv[argv.index(flag) + 1 :])
     ends = [i for i, word in enumerate(words) if word.startswith("--")]
-    return words[: ends[0]]
+    return words[: [*ends, len(words)][0]]
 
 
 def test_the_first_of_several_served_names_is_ours(tmp_path: Path) -> None:
@@ -230,3 +230,104 @@ def test_every_spelling_reaches_vllm_whole(
     made = loaded(tmp_path, NGRAM + f"engine: {{extra_args: {extra}}}\n", "server.api_key=k")
     assert values(made, flag) == words
     assert refused(tmp_path, extra) == []
+
+
+@pytest.mark.parametrize(
+    ("extra", "message", "fix"),
+    [
+        (
+            "{limit-mm-per-prompt: 'image=0,video=0'}",
+            "'--limit-mm-per-prompt' is 'image=0,video=0'; must be JSON, an object",
+            'write engine.extra_args.limit-mm-per-prompt: {"image": 0, "video": 0}',
+        ),
+        (
+            """{override-generation-config: "{'temperature': 0.5}"}""",
+            "'--override-generation-config' is '{'temperature': 0.5}'; must be JSON, an object",
+            'write engine.extra_args.override-generation-config: {"temperature": 0.5}',
+        ),
+        (
+            """{hf-overrides: '{"a": 1'}""",
+            None,
+            None,
+        ),
+        (
+            """{hf-overrides: '{"a": 1,}'}""",
+            "'--hf-overrides' is '{\"a\": 1,}'; must be JSON, an object",
+            'write engine.extra_args.hf-overrides: {"a": 1}',
+        ),
+        (
+            "{kv-transfer-config: 5}",
+            "'--kv-transfer-config' is '5'; must be an object, as JSON",
+            None,
+        ),
+        (
+            "{allowed-origins: '\"*\"'}",
+            """'--allowed-origins' is '"*"'; must be a list, as JSON""",
+            'write engine.extra_args.allowed-origins: ["*"]',
+        ),
+        (
+            "{kv-transfer-config: {kv_conector: NixlConnector}}",
+            "'--kv-transfer-config' has no key 'kv_conector'; did you mean 'kv_connector'?",
+            "write engine.extra_args.kv-transfer-config.kv_connector",
+        ),
+        (
+            "{kv-transfer-config: {kv_connector: N, kv_role: both}}",
+            (
+                "'kv_role' of '--kv-transfer-config' is 'both'; "
+                "must be one of kv_both, kv_consumer, kv_producer"
+            ),
+            None,
+        ),
+        (
+            "{structured-outputs-config.backend: xgramar}",
+            (
+                "'backend' of '--structured-outputs-config' is 'xgramar'; "
+                "must be one of auto, guidance, lm-format-enforcer, outlines, xgrammar"
+            ),
+            "write engine.extra_args.structured-outputs-config.backend: xgrammar",
+        ),
+        (
+            "{eplb-config: {window_size: many}}",
+            "'window_size' of '--eplb-config' is '\"many\"'; must be a whole number",
+            None,
+        ),
+        (
+            "{compilation-config: {custom_ops: all}}",
+            "'custom_ops' of '--compilation-config' is '\"all\"'; must be a list",
+            None,
+        ),
+    ],
+)
+def test_json_is_read_before_vllm_reads_it(
+    tmp_path: Path, extra: str, message: str | None, fix: str | None
+) -> None:
+    """Text that is no JSON, another type, and a key or value that the config lacks are refused."""
+    found = refused(tmp_path, extra)
+    assert [(p.message, p.fix) for p in found] == ([(message, fix)] if message else [])
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        '{kv-transfer-config: \'{"kv_connector": "X", "kv_port": 14k}\'}',
+        "{compilation-config: {mode: VLLM_COMPILE, cudagraph_mode: FULL_DECODE_ONLY}}",
+        "{attention-config: {backend: flash_attn}}",
+        "{eplb-config: {window_size: '1000', log_balancedness: 'true'}}",
+        "{custom-histogram-buckets: {vllm:x: [1, 2]}}",
+        "{kv-transfer-config: None}",
+        "{additional-config: text}",
+        "{lora-modules: [{name: a, path: b}]}",
+        "{allowed-origins: ['*']}",
+    ],
+)
+def test_json_that_vllm_takes_passes(tmp_path: Path, extra: str) -> None:
+    """What pydantic's lenient reading of JSON takes is not refused."""
+    assert refused(tmp_path, extra) == []
+
+
+def test_a_list_of_the_file_is_json_where_the_flag_takes_json(tmp_path: Path) -> None:
+    """No flag that takes a list as JSON gets it as several words."""
+    for option, flag in ENGINE.json_flags.items():
+        if flag.kinds == ("array",):
+            made = loaded(tmp_path, NGRAM + f"engine: {{extra_args: {{{option[2:]}: [a, b]}}}}\n")
+            assert values(made, option) == ['["a", "b"]']

@@ -31,7 +31,9 @@ OWN_FLAGS = {flag.replace("_", "-"): key for flag, key in legacy.OWN_FLAGS.items
 """Flags that a key of the config file writes; ``engine.extra_args`` refuses them."""
 
 _REPEATED = frozenset({"middleware"})
-_JSON_LISTS = frozenset({"allowed-origins", "allowed-methods", "allowed-headers"})
+_JSON_LISTS = frozenset(
+    {"allowed-origins", "allowed-methods", "allowed-headers", "custom-histogram-buckets"}
+)
 _ENGINE_OWN_KEYS = frozenset(
     {"target_model_config", "target_parallel_config", "draft_model_config", "draft_parallel_config"}
 )

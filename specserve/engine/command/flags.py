@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pydantic import JsonValue
 
 from specserve.config.speculation import SpeculativeDecoding
+from specserve.engine.command import json_flags
 from specserve.engine.command.args import OWN_FLAGS, EngineCommand
 from specserve.engine.command.removed import FLAGS, instead_of
 from specserve.engine.installed.introspect import EngineFacts, Flag
@@ -24,6 +25,8 @@ _DRAFT_KEYS = frozenset(
     }
 )
 _NUMBERS = {"int": int, "float": float}
+_OURS = frozenset({"--speculative-config"})
+"""JSON that :func:`check_keys` judges key by key."""
 _CASELESS = frozenset({"attention_backend"})
 
 
@@ -89,6 +92,9 @@ def _check_flag(option: str, values: list[str], engine: EngineFacts) -> Iterator
             yield Problem(f"'{name}' needs a value", where=where, fix=f"{where}: VALUE")
         else:
             yield from _bad_values(name, values, flag)
+            described = engine.json_flags.get(flag.options[0])
+            if described is not None and len(values) == 1 and name not in _OURS:
+                yield from json_flags.check(name, values[0], described, where)
 
 
 def _bad_values(name: str, values: list[str], flag: Flag) -> Iterator[Problem]:

@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import enum
 import gc
+import inspect
 import json
 import os
 import re
@@ -37,8 +38,8 @@ ROOTS = ("Module", "Protocol", "Generic", "ABC", "object")
 KINDS = {"_StoreTrueAction": "switch", "BooleanOptionalAction": "toggle", "_AppendAction": "repeat"}
 
 
-def flags() -> dict[str, Any]:
-    """Every flag of the OpenAI server's own parser."""
+def _actions() -> list[argparse.Action]:
+    """The flags of the OpenAI server's own parser."""
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     try:
@@ -47,10 +48,13 @@ def flags() -> dict[str, Any]:
         from vllm.entrypoints.openai.cli_args import make_arg_parser
 
     parser: argparse.ArgumentParser = make_arg_parser(FlexibleArgumentParser())
+    return [a for a in parser._actions if a.option_strings and a.dest != "help"]
+
+
+def flags() -> dict[str, Any]:
+    """Every flag of the OpenAI server's own parser."""
     found = {}
-    for action in parser._actions:
-        if not action.option_strings or action.dest == "help":
-            continue
+    for action in _actions():
         kind = "value"
         if action.nargs in ("+", "*"):
             kind = "list"
@@ -62,6 +66,119 @@ def flags() -> dict[str, Any]:
             "type": getattr(action.type, "__name__", None),
         }
     return found
+
+
+def json_flags() -> dict[str, Any]:
+    """What the flags that take JSON take: kinds of values, and the fields of a config.
+
+    The converters are vLLM's (``engine/arg_utils.py``): ``optional_type`` and ``parse_type`` wrap
+    another one, ``parse_dataclass`` has the config's class, ``json.loads`` alone has no type, which
+    is the flag's field in ``EngineArgs`` or ``FrontendArgs`` then.
+    """
+    hints = _hints()
+    found = {}
+    for action in _actions():
+        convert, optional = action.type, False
+        while (inner := _wrapped(convert)) is not None:
+            optional = optional or getattr(convert, "__name__", "") == "_optional_type"
+            convert = inner
+        name = getattr(convert, "__name__", "")
+        described: dict[str, Any] = {"text": name == "union_dict_and_str", "optional": optional}
+        if name == "parse_dataclass":
+            described |= _config_fields(typing.cast("Any", convert).__defaults__[0])
+        elif name in ("loads", "union_dict_and_str"):
+            described["kinds"] = _json_kinds(hints.get(action.dest))
+        else:
+            continue
+        found[action.option_strings[0]] = described
+    return found
+
+
+def _wrapped(convert: Any) -> Any:
+    """The converter inside another one; None where there is none."""
+    if not inspect.isfunction(convert):
+        return None
+    return inspect.getclosurevars(convert).nonlocals.get("return_type")
+
+
+def _hints() -> dict[str, Any]:
+    from vllm.engine.arg_utils import EngineArgs
+
+    try:
+        from vllm.entrypoints.launchers.cli_args import FrontendArgs
+    except ImportError:
+        from vllm.entrypoints.openai.cli_args import FrontendArgs
+    return {
+        field.name: field.type
+        for args in (EngineArgs, FrontendArgs)
+        for field in dataclasses.fields(args)
+    }
+
+
+def _json_kinds(hint: Any) -> list[str] | None:
+    """``object`` or ``array``, as the type of a field says; None where it does not."""
+    kinds = set()
+    for part in (hint, *typing.get_args(hint)):
+        origin = typing.get_origin(part) or part
+        if origin is dict:
+            kinds.add("object")
+        elif origin in (list, tuple, set):
+            kinds.add("array")
+    if len(kinds) == 1:
+        return sorted(kinds)
+    return None
+
+
+def _config_fields(config: Any) -> dict[str, Any]:
+    """The fields of a config class: their kinds, and their values where the set is closed.
+
+    A field with a validator of its own that runs first may take more than its type says.
+    """
+    from pydantic import TypeAdapter
+
+    try:
+        schema = TypeAdapter(config).json_schema()
+    except MOVED:
+        return {"kinds": ["object"]}
+    decorators = config.__pydantic_decorators__
+    open_to_more = {
+        name
+        for validator in decorators.field_validators.values()
+        if validator.info.mode != "after"
+        for name in validator.info.fields
+    }
+    changed = any(v.info.mode != "after" for v in decorators.model_validators.values())
+    fields: dict[str, Any] = {}
+    for name, field in schema.get("properties", {}).items():
+        parts = [_resolved(part, schema) for part in field.get("anyOf", [field])]
+        if {name, "*"} & open_to_more or not all("type" in part for part in parts):
+            fields[name] = {"kinds": None, "choices": None}
+            continue
+        kinds = sorted({part["type"] for part in parts})
+        closed = [
+            part.get("enum") or [part["const"]] if "const" in part or "enum" in part else None
+            for part in parts
+            if part["type"] != "null"
+        ]
+        choices = None
+        if closed and all(
+            one is not None and all(isinstance(v, str) for v in one) for one in closed
+        ):
+            choices = sorted({value for one in closed for value in one or []})
+        fields[name] = {"kinds": kinds, "choices": choices}
+    return {
+        "kinds": ["object"],
+        "fields": fields,
+        "closed": schema.get("additionalProperties") is False and not changed,
+    }
+
+
+def _resolved(part: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+    """A part of a JSON Schema; what it refers to where it does."""
+    if "$ref" in part:
+        found: dict[str, Any] = schema["$defs"][part["$ref"].rsplit("/", 1)[-1]]
+        return found
+    return part
 
 
 def speculative_keys() -> dict[str, list[str] | None]:
@@ -294,6 +411,7 @@ def main() -> None:
     unanswered: dict[str, str] = {}
     for question in (
         flags,
+        json_flags,
         speculative_keys,
         methods,
         mtp_model_types,

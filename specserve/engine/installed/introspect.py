@@ -98,6 +98,31 @@ class Flag:
 
 
 @dataclass(frozen=True)
+class JsonField:
+    """One field of a config that a flag takes as JSON."""
+
+    kinds: tuple[str, ...] | None = None
+    """JSON's names of the types it takes; None where that is not known."""
+    choices: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class JsonFlag:
+    """What a flag takes whose value vLLM reads as JSON."""
+
+    kinds: tuple[str, ...] | None = None
+    """``object`` or ``array``; None where either will do."""
+    text: bool = False
+    """What is not in braces is taken as text."""
+    optional: bool = False
+    """An empty text and ``None`` mean nothing."""
+    fields: Mapping[str, JsonField] | None = None
+    """Of an object; None where any key goes."""
+    closed: bool = False
+    """Whether another key is refused."""
+
+
+@dataclass(frozen=True)
 class EngineFacts:
     """What one version of vLLM answered. A question it could not answer has an empty answer and a
     line in ``unanswered``; a check that needs the answer then says nothing."""
@@ -105,6 +130,8 @@ class EngineFacts:
     installed: Installed
     flags: Mapping[str, Flag] = field(default_factory=dict)
     """Every option string (``--tensor-parallel-size``, ``-tp``, ``--no-...``) -> its flag."""
+    json_flags: Mapping[str, JsonFlag] = field(default_factory=dict)
+    """First option string of each flag that takes JSON -> what it takes."""
     speculative_keys: Mapping[str, tuple[str, ...] | None] = field(default_factory=dict)
     """Fields of SpeculativeConfig -> their values where the set is closed."""
     methods: frozenset[str] = frozenset()
