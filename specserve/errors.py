@@ -6,6 +6,7 @@ Text of an error, everywhere: ``<where>: <what is so>; <what must be so>``, then
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -37,6 +38,34 @@ class ExitCode(IntEnum):
 
 
 @dataclass(frozen=True)
+class Change:
+    """One edit of the config file that a remedy proposes.
+
+    >>> str(Change("engine.max_model_len", 4096)), str(Change("engine.seed"))
+    ('set engine.max_model_len: 4096', 'remove engine.seed')
+    >>> str(Change("engine.env.VLLM_USE_V2_MODEL_RUNNER", "0"))
+    'set engine.env.VLLM_USE_V2_MODEL_RUNNER: "0"'
+    """
+
+    key: str
+    """Dotted; what follows ``engine.extra_args.`` and ``extra_config.`` is as the file has it."""
+    value: JsonValue = None
+    """None takes the key out of the file."""
+
+    def __str__(self) -> str:
+        if self.value is None:
+            return f"remove {self.key}"
+        return f"set {self.key}: {_scalar(self.value)}"
+
+
+def _scalar(value: JsonValue) -> str:
+    """A value as YAML takes it on one line: text bare where it stays text."""
+    if isinstance(value, str) and value[:1].isalpha() and value not in ("true", "false", "null"):
+        return value
+    return json.dumps(value)
+
+
+@dataclass(frozen=True)
 class Problem:
     """One thing that is wrong, as a sentence, with its place and its remedy."""
 
@@ -49,6 +78,9 @@ class Problem:
     """Something to type or to change."""
     code: str | None = None
     """Of the finding that it was (docs/checks.md); None for what has no code."""
+    changes: tuple[Change, ...] = ()
+    """The edits of the config file that ``fix`` speaks of; empty where it is no such edit, or
+    leaves the value to the reader."""
 
     def as_dict(self) -> dict[str, JsonValue]:
         """The JSON form; ``code`` and ``facts`` only where there are any."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from specserve.errors import Problem
+from specserve.errors import Change, Problem
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
@@ -31,10 +31,15 @@ class Finding:
     where: str
     message: str
     fix: str | None = None
+    changes: tuple[Change, ...] = ()
+    """The edits of the config file that ``fix`` speaks of, of its first proposal where it has
+    several; empty where it proposes no edit, or leaves the value to the reader."""
 
     def as_problem(self) -> Problem:
         """The same as a problem of an error that refuses."""
-        return Problem(self.message, self.where or None, fix=self.fix, code=self.code)
+        return Problem(
+            self.message, self.where or None, fix=self.fix, code=self.code, changes=self.changes
+        )
 
     def as_dict(self) -> dict[str, JsonValue]:
         """The JSON form."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specserve.app.remedies import fitted
 from specserve.checkpoint import lock as integrity
 from specserve.checkpoint import read as reading
 from specserve.checkpoint.context import native_length
@@ -149,7 +150,7 @@ def run(
     findings += [*in_memory, *_profile(settings)]
     if installed is not None:
         findings += _measured_with_another(loaded, installed)
-    kept = [f for f in _without_echoes(findings) if f.code not in skip]
+    kept = [fitted(f, settings) for f in _without_echoes(findings) if f.code not in skip]
     kept.sort(key=lambda f: _ORDER[f.severity])
     return PreflightReport(
         tuple(kept),
@@ -203,7 +204,7 @@ def read(settings: Settings, role: str) -> tuple[ModelFacts | None, list[Finding
 def _placed(finding: Finding, role: str) -> Finding:
     """The finding with the config key before the path, so that a reader knows which model it is."""
     where = f"models.{role}.path ({finding.where})"
-    return Finding(finding.code, finding.severity, where, finding.message, finding.fix)
+    return replace(finding, where=where)
 
 
 def pair_findings(

@@ -17,7 +17,7 @@ from typing import Any
 from specserve.checkpoint.facts import ModelFacts
 from specserve.checkpoint.safetensors import Corrupt, parse_object
 from specserve.config.models import Sha256
-from specserve.errors import ConfigError
+from specserve.errors import Change, ConfigError
 from specserve.files import read_small
 from specserve.findings import Finding
 
@@ -163,11 +163,9 @@ def verify(
             sizes = files_below(facts.folder)
         locked = manifest.revisions.get(key)
         if locked and facts.revision and facts.revision != locked:
-            message, fix = (
-                f"is at commit {facts.revision}, locked was {locked}",
-                f"set models.{key}.revision: {locked}",
-            )
-            yield Finding("lock-mismatch", "error", where, message, fix)
+            message = f"is at commit {facts.revision}, locked was {locked}"
+            change = Change(f"models.{key}.revision", locked)
+            yield Finding("lock-mismatch", "error", where, message, str(change), (change,))
         for name, record in records.items():
             # The Hub's listing was read for the top of the repository.
             if facts.folder is None and "/" in name:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specserve.errors import Problem
+from specserve.errors import Change, Problem
 from specserve.findings import Finding
 from specserve.memory.result import GpuPlan, MemoryPlan
 from specserve.units import GIB, gib, size
@@ -34,18 +34,22 @@ def of_plan(plan: MemoryPlan) -> list[Finding]:
 
 def _error(plan: MemoryPlan, gpu: GpuPlan) -> list[Finding]:
     shape, code = plan.shape, "does-not-fit"
+    changes: tuple[Change, ...] = ()
     match plan.refusal:
         case None:
             return []
         case "gpu-count":
             where, fix = "hardware", f"give it {shape.gpus} GPU{'s' * (shape.gpus > 1)}"
-            fix += "" if plan.possible_tp is None else f", or set {_TP} to {plan.possible_tp}"
+            if plan.possible_tp is not None:
+                changes = (Change(_TP, plan.possible_tp),)
+                fix += f", or {changes[0]}"
             message = (
                 f"TP {shape.tp} x PP {shape.pp} needs {shape.gpus} GPUs; "
                 f"there are {plan.gpus_found}"
             )
         case "split":
-            where, fix = _TP, f"set {_TP} to {plan.possible_tp or 1}"
+            where, changes = _TP, (Change(_TP, plan.possible_tp or 1),)
+            fix = str(changes[0])
             message = (
                 f"the model cannot be split over {shape.tp} GPUs; TP must "
                 "divide heads, MLP and vocabulary"
@@ -63,10 +67,12 @@ def _error(plan: MemoryPlan, gpu: GpuPlan) -> list[Finding]:
                 f"than "
                 f"{shape.utilization:.2f} of {gib(total)} free"
             )
-            fix = f"{_STOP}, or set {_UTILIZATION} to {int(free / total * 100) / 100:.2f} or less"
+            changes = (Change(_UTILIZATION, int(free / total * 100) / 100),)
+            fix = f"{_STOP}, or {changes[0]}, or less"
         case "headroom":
             gpu = min(plan.gpus, key=_outside)
-            where, fix = _UTILIZATION, f"set {_UTILIZATION} to {_safe_utilization(plan, gpu):.2f}"
+            where, changes = _UTILIZATION, (Change(_UTILIZATION, _safe_utilization(plan, gpu)),)
+            fix = str(changes[0])
             outside, need = _outside(gpu) / GIB, _late(plan, gpu) / GIB
             message = (
                 f"only {outside:.2f} GiB of GPU {gpu.index} stay outside vLLM's budget, where the "
@@ -74,12 +80,9 @@ def _error(plan: MemoryPlan, gpu: GpuPlan) -> list[Finding]:
                 f"first steps need {need:.2f} GiB"
             )
         case _:
-            where, message, fix = (
-                "",
-                str(Problem(_headline(plan, gpu), facts=rows(plan, gpu))),
-                _fix(plan, gpu),
-            )
-    return [Finding(code, "error", where, message, fix)]
+            where, message = "", str(Problem(_headline(plan, gpu), facts=rows(plan, gpu)))
+            fix, changes = _fix(plan, gpu)
+    return [Finding(code, "error", where, message, fix, changes)]
 
 
 def _headline(plan: MemoryPlan, gpu: GpuPlan) -> str:
@@ -133,9 +136,9 @@ def _overhead(plan: MemoryPlan, gpu: GpuPlan) -> str:
     return f"estimated (activation {activation:.1f}, {inside}non-torch {other:.1f}{outside})"
 
 
-def _fix(plan: MemoryPlan, gpu: GpuPlan) -> str:
+def _fix(plan: MemoryPlan, gpu: GpuPlan) -> tuple[str, tuple[Change, ...]]:
     if plan.backend == "cpu":
-        return "set engine.env.VLLM_CPU_KVCACHE_SPACE to another number of GiB, or free memory"
+        return "set engine.env.VLLM_CPU_KVCACHE_SPACE to another number of GiB, or free memory", ()
     longest, cheaper, over = (
         plan.largest_max_model_len,
         "",
@@ -150,11 +153,12 @@ def _fix(plan: MemoryPlan, gpu: GpuPlan) -> str:
             f"({plan.shape.max_num_batched_tokens}), or "
         )
     if longest >= plan.max_model_len:  # the first engine's draft, outside the budget
-        return f"lower {_UTILIZATION}"
+        return f"lower {_UTILIZATION}", ()
     if longest >= 1:
-        return f"{cheaper}set engine.max_model_len to {longest} or less, or quantize the target"
+        change = Change("engine.max_model_len", longest)
+        return f"{cheaper}{change}, or less, or quantize the target", (change,)
     over_by = f"weights and overhead alone are {gib(max(over, 0))} over"
-    return f"{over_by}: {cheaper}quantize the target, raise {_TP}, or use a larger GPU"
+    return f"{over_by}: {cheaper}quantize the target, raise {_TP}, or use a larger GPU", ()
 
 
 def _occupancy(gpu: GpuPlan) -> str:
@@ -213,8 +217,10 @@ def _warnings(plan: MemoryPlan, gpu: GpuPlan) -> list[Finding]:
                 f"and full steps "
                 f"take {gib(late_bytes)}; running out of memory can come late"
             )
-            fix = f"set {_UTILIZATION} to {_safe_utilization(plan, gpu):.2f}"
-            found.append(Finding("memory-tight", "warning", _UTILIZATION, message, fix))
+            change = Change(_UTILIZATION, _safe_utilization(plan, gpu))
+            found.append(
+                Finding("memory-tight", "warning", _UTILIZATION, message, str(change), (change,))
+            )
     return found
 
 

@@ -12,6 +12,7 @@ from specserve.checkpoint.facts import ModelFacts
 from specserve.checkpoint.quantization import quant_method
 from specserve.checkpoint.safetensors import TensorFacts
 from specserve.config.models import DraftModel, TargetModel
+from specserve.errors import Change
 from specserve.findings import Finding
 from specserve.pair.vocabulary import vocab_size
 
@@ -126,7 +127,8 @@ def tensor_parallel(roles: Collection[Role]) -> Iterator[Finding]:
         else:
             of = "the target"
         message = f"{of} has {what}, which {tp} GPUs cannot share equally"
-        yield Finding("tp-divisible", "error", where, message, f"set {where}: {smaller}")
+        change = Change(where, smaller)
+        yield Finding("tp-divisible", "error", where, message, str(change), (change,))
 
 
 def undivided(config: Mapping[str, object], tp: int) -> str | None:
@@ -156,14 +158,9 @@ def _quantization(role: Role) -> Iterator[Finding]:
     asked, stored = role.settings.quantization, quant_method(role.facts.config)
     if asked and stored and _family(asked) != _family(stored) and asked not in _ANY_CHECKPOINT:
         message = f"the checkpoint is quantized with {stored}; quantization is set to {asked}"
-        where = f"{role.key}.quantization"
-        yield Finding(
-            "quantization-mismatch",
-            "error",
-            where,
-            message,
-            f"remove {where}: vLLM reads the checkpoint's own",
-        )
+        change = Change(f"{role.key}.quantization")
+        fix = f"{change}: vLLM reads the checkpoint's own"
+        yield Finding("quantization-mismatch", "error", change.key, message, fix, (change,))
 
 
 def _family(method: str) -> str:
@@ -186,6 +183,9 @@ def code(role: Role, known: Collection[str] | None) -> Iterator[Finding]:
     ``known``: the model types that the installed libraries know; None when nobody could be asked.
     """
     facts, where = role.facts, "models.target_model.trust_remote_code"
+    trusted: tuple[Change, ...] = (Change(where, True),)
+    if facts.revision and not _is_pinned(role.settings.revision):
+        trusted = (Change(f"{role.key}.revision", facts.revision), *trusted)
     own = _own_config_class(facts)
     native = known is None or facts.model_type in known or _parsed_otherwise(facts)
     if not native and own is None:
@@ -204,7 +204,7 @@ def code(role: Role, known: Collection[str] | None) -> Iterator[Finding]:
             f"read that code, pin both revisions, then set {where}: "
             "true (it applies to both models)"
         )
-        yield Finding("remote-code", "error", where, message, fix)
+        yield Finding("remote-code", "error", where, message, fix, trusted)
     elif not native and own not in facts.files:
         message = f"{facts.path} needs its own code and {own} is not there"
         yield Finding(
@@ -215,13 +215,8 @@ def code(role: Role, known: Collection[str] | None) -> Iterator[Finding]:
             f"{facts.path} ships Python code; vLLM may need trust_remote_code "
             "for it, which is for both models"
         )
-        yield Finding(
-            "remote-code",
-            "warning",
-            where,
-            message,
-            f"read it, pin the revision, then set {where}: true",
-        )
+        fix = f"read it, pin the revision, then set {where}: true"
+        yield Finding("remote-code", "warning", where, message, fix, trusted)
     if (
         own is not None
         and role.trust_remote_code
@@ -232,8 +227,8 @@ def code(role: Role, known: Collection[str] | None) -> Iterator[Finding]:
             f"{facts.path} runs its own Python code and is not pinned; "
             "the code may change at any time"
         )
-        fix = f"set {role.key}.revision: {facts.revision}"
-        yield Finding("remote-code-unpinned", "error", f"{role.key}.revision", message, fix)
+        change = Change(f"{role.key}.revision", facts.revision)
+        yield Finding("remote-code-unpinned", "error", change.key, message, str(change), (change,))
 
 
 def _own_config_class(facts: ModelFacts) -> str | None:
@@ -269,5 +264,5 @@ def _revision(role: Role) -> Iterator[Finding]:
         else:
             now = "no revision is set"
         message = f"{now}; the files of {role.facts.path} may change between two starts"
-        fix = f"set {role.key}.revision: {commit}"
-        yield Finding("revision-unpinned", "warning", f"{role.key}.revision", message, fix)
+        change = Change(f"{role.key}.revision", commit)
+        yield Finding("revision-unpinned", "warning", change.key, message, str(change), (change,))

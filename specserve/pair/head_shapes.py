@@ -11,6 +11,7 @@ from typing import Any
 
 from specserve.checkpoint.facts import ModelFacts
 from specserve.checkpoint.safetensors import TensorFacts
+from specserve.errors import Change
 from specserve.findings import Finding
 from specserve.pair import d2t
 from specserve.pair.vocabulary import vocab_size
@@ -319,7 +320,8 @@ def block(head: Head, k: int, method: str) -> Iterator[Finding]:
         limit = size - 1
     if k > limit:
         message = f"num_speculative_tokens is {k}; a block of {size} drafts at most {limit} tokens"
-        yield Finding("head-block-size", "error", TOKENS, message, f"set {TOKENS}: {limit}")
+        change = Change(TOKENS, limit)
+        yield Finding("head-block-size", "error", TOKENS, message, str(change), (change,))
 
 
 def medusa(target: ModelFacts, head: Head, k: int) -> Iterator[Finding]:
@@ -343,7 +345,8 @@ def medusa(target: ModelFacts, head: Head, k: int) -> Iterator[Finding]:
             f"num_speculative_tokens is {k}, the checkpoint has {count} "
             "heads; each token needs a head"
         )
-        yield Finding("head-too-few", "error", TOKENS, message, f"set {TOKENS}: {count}")
+        change = Change(TOKENS, count)
+        yield Finding("head-too-few", "error", TOKENS, message, str(change), (change,))
     vocab, ours, pruned = (
         head.number("vocab_size"),
         vocab_size(target),
@@ -373,7 +376,8 @@ def mlp(target: ModelFacts, head: Head, k: int) -> Iterator[Finding]:
     n, top = head.number("n_predict"), head.config.get("top_k_tokens_per_head")
     if n is not None and k > n:
         message = f"num_speculative_tokens is {k}, the speculator predicts {n}"
-        yield Finding("head-too-few", "error", TOKENS, message, f"set {TOKENS}: {n}")
+        change = Change(TOKENS, n)
+        yield Finding("head-too-few", "error", TOKENS, message, str(change), (change,))
     if isinstance(top, list) and n is not None and len(top) != n:
         yield bad_config(f"top_k_tokens_per_head has {len(top)} entries; must have n_predict ({n})")
     vocab, ours = head.number("vocab_size"), vocab_size(target)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from specserve.checkpoint.facts import ModelFacts
 from specserve.config.schema import Settings
+from specserve.errors import Change
 from specserve.findings import Finding
 from specserve.pair import head_shapes as shapes
 from specserve.pair.head_shapes import DRAFT, bad_config, head_of, mask_token
@@ -24,6 +25,7 @@ _SPECULATORS = {
     "dspark": "dspark",
 }
 """``speculators_model_type`` -> vLLM's method."""
+_PARALLEL = "speculative_decoding.parallel_drafting"
 
 
 def kind_of(facts: ModelFacts) -> str | None:
@@ -112,13 +114,8 @@ def check(settings: Settings, target: ModelFacts, draft: ModelFacts) -> Iterator
         message = (
             "parallel_drafting needs the id of a mask token and the draft's config.json names none"
         )
-        yield Finding(
-            "mask-token-missing",
-            "error",
-            DRAFT,
-            message,
-            "remove speculative_decoding.parallel_drafting",
-        )
+        change = Change(_PARALLEL)
+        yield Finding("mask-token-missing", "error", DRAFT, message, str(change), (change,))
 
 
 def _wrong_kind(method: str, kind: str | None) -> Finding | None:
@@ -173,10 +170,8 @@ def _speculators(settings: Settings, target: ModelFacts, draft: ModelFacts) -> I
             yield bad_config(f"{', '.join(missing)} is missing; vLLM needs it for {kind}")
         elif kind == "peagle" and not settings.speculative_decoding.parallel_drafting:
             message = "this head drafts all tokens in one pass; parallel_drafting must be on"
-            fix = "set speculative_decoding.parallel_drafting: true"
-            yield Finding(
-                "head-config", "error", "speculative_decoding.parallel_drafting", message, fix
-            )
+            change = Change(_PARALLEL, True)
+            yield Finding("head-config", "error", _PARALLEL, message, str(change), (change,))
     yield from _verifier(target, draft)
 
 

@@ -8,6 +8,7 @@ from specserve.checkpoint.context import context_length, native_length, uses_mro
 from specserve.checkpoint.facts import ModelFacts
 from specserve.checkpoint.quantization import quant_method
 from specserve.config.schema import Settings
+from specserve.errors import Change
 from specserve.findings import Finding
 from specserve.units import size
 
@@ -116,10 +117,9 @@ def _context(
     longest = min((n for n in (theirs, served) if n is not None), default=None)
     if limit is not None and longest is not None and limit > longest:
         message = f"models.draft_model.max_model_len is {limit}; draft and target allow {longest}"
-        fix = f"set models.draft_model.max_model_len: {longest}, or remove it"
-        yield Finding(
-            "draft-max-model-len", "error", "models.draft_model.max_model_len", message, fix
-        )
+        change = Change("models.draft_model.max_model_len", longest)
+        fix = f"{change}, or remove it"
+        yield Finding("draft-max-model-len", "error", change.key, message, fix, (change,))
     if served is None or theirs is None or theirs >= served:
         return
     if is_head:
@@ -131,13 +131,9 @@ def _context(
     if not is_head:
         effect = "while one longer sequence runs, nothing is drafted for its whole batch"
     message = f"{what} {theirs} tokens, {served} are served; {effect}"
-    yield Finding(
-        "draft-context",
-        "warning",
-        DRAFT,
-        message,
-        f"set engine.max_model_len: {theirs}, if requests allow it",
-    )
+    change = Change("engine.max_model_len", theirs)
+    fix = f"{change}, if requests allow it"
+    yield Finding("draft-context", "warning", DRAFT, message, fix, (change,))
 
 
 def target_length(
@@ -157,13 +153,8 @@ def target_length(
     ):
         return
     message = f"engine.max_model_len is {asked}; the target's config.json allows {native}"
-    yield Finding(
-        "context-too-long",
-        "error",
-        "engine.max_model_len",
-        message,
-        f"set engine.max_model_len: {native}",
-    )
+    change = Change("engine.max_model_len", native)
+    yield Finding("context-too-long", "error", change.key, message, str(change), (change,))
 
 
 def float16_refused(settings: Settings, facts: ModelFacts, where: str) -> Iterator[Finding]:
@@ -177,8 +168,8 @@ def float16_refused(settings: Settings, facts: ModelFacts, where: str) -> Iterat
             f"{facts.path} is of type {bad[0]}, which is numerically "
             "unstable in float16; vLLM refuses it"
         )
-        fix = "set models.target_model.dtype: bfloat16"
-        yield Finding("dtype-unsupported", "error", where, message, fix)
+        change = Change("models.target_model.dtype", "bfloat16")
+        yield Finding("dtype-unsupported", "error", where, message, str(change), (change,))
 
 
 def stored_dtype(facts: ModelFacts) -> str | None:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from specserve.checkpoint.facts import ModelFacts
+from specserve.errors import Change
 from specserve.findings import Finding
 
 TOKENS = "speculative_decoding.num_speculative_tokens"
@@ -68,16 +69,18 @@ def check(carrier: ModelFacts, k: int, where: str) -> Iterator[Finding]:
             f"num_speculative_tokens is {k}; with {n} MTP modules it must "
             f"be up to {n} or a multiple of it"
         )
-        yield Finding(
-            "mtp-multiple", "error", TOKENS, message, f"set {TOKENS} to one of {legal}, ..."
-        )
+        change = Change(TOKENS, k - k % n)
+        fix = f"{change}; legal are {legal}, ..."
+        yield Finding("mtp-multiple", "error", TOKENS, message, fix, (change,))
     elif k > n and not carrier.model_type.startswith(_EVERY_MODULE_RUNS):
         message = (
             f"num_speculative_tokens is {k} and there "
             f"{'is 1 module' if n == 1 else f'are {n} modules'}"
         )
         message += "; it runs several times, and later positions are accepted less"
-        yield Finding("mtp-module-reuse", "warning", TOKENS, message, f"measure with {TOKENS}: {n}")
+        change = Change(TOKENS, n)
+        fix = f"measure with {TOKENS}: {n}"
+        yield Finding("mtp-module-reuse", "warning", TOKENS, message, fix, (change,))
 
 
 def _has_weights(facts: ModelFacts) -> bool:

@@ -8,11 +8,13 @@ from typing import Any
 from specserve.checkpoint.facts import ModelFacts
 from specserve.config.schema import Settings
 from specserve.config.speculation import WITHOUT_DRAFT
+from specserve.errors import Change
 from specserve.findings import Finding
 
 HIGH_TEMPERATURE = 0.8
 _WHERE = "models.target_model.path"
-_IGNORE = "set engine.extra_args.generation-config: vllm (ignores the checkpoint's defaults)"
+_IGNORE = Change("engine.extra_args.generation-config", "vllm")
+_PROBABILISTIC = Change("speculative_decoding.draft_sample_method", "probabilistic")
 
 
 def check(settings: Settings, target: ModelFacts) -> Iterator[Finding]:
@@ -29,7 +31,8 @@ def check(settings: Settings, target: ModelFacts) -> Iterator[Finding]:
                 f"answers each one HTTP 400 ('... {name} ... not yet supported with speculative "
                 f"decoding')"
             )
-            yield Finding("sampling-rejected", "error", _WHERE, message[:500], _IGNORE)
+            fix = f"{_IGNORE} (ignores the checkpoint's defaults)"
+            yield Finding("sampling-rejected", "error", _WHERE, message[:500], fix, (_IGNORE,))
     temperature = defaults.get("temperature")
     greedy = settings.speculative_decoding.draft_sample_method != "probabilistic"
     drafts = settings.method not in WITHOUT_DRAFT
@@ -45,11 +48,8 @@ def check(settings: Settings, target: ModelFacts) -> Iterator[Finding]:
             f"the default temperature is {temperature} and drafting is greedy; "
             "fewer drafts are accepted than at 0"
         )
-        fix = (
-            "measure at this temperature, or set speculative_decoding.draft_sample_method: "
-            "probabilistic"
-        )
-        yield Finding("sampling-temperature", "warning", _WHERE, message, fix)
+        fix = f"measure at this temperature, or {_PROBABILISTIC}"
+        yield Finding("sampling-temperature", "warning", _WHERE, message, fix, (_PROBABILISTIC,))
 
 
 def _defaults(settings: Settings, target: ModelFacts) -> dict[str, Any]:

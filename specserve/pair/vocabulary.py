@@ -10,10 +10,12 @@ from specserve.checkpoint import tokenizer as tokenizer_files
 from specserve.checkpoint.facts import ModelFacts
 from specserve.checkpoint.safetensors import Corrupt
 from specserve.checkpoint.tokenizer import MissingLibrary, NotEncodable, Tokenizer
+from specserve.errors import Change
 from specserve.findings import Finding
 from specserve.units import percent
 
 DRAFT = "models.draft_model.path"
+_ALLOW = Change("speculative_decoding.use_heterogeneous_vocab", True)
 SAMPLE = (
     "The quick brown fox jumps over 13 lazy dogs; it cost $4.20 (really!).",
     "def f(x: int) -> str:\n    return f\"{x:>8}\\t\" if x else ''\n",
@@ -223,9 +225,12 @@ def check(
         comparison = compare(ours, theirs)
     except Corrupt as e:
         return Verdict((*problems, _unreadable(DRAFT, str(e))))
+    allowed: tuple[Change, ...] = ()
+    if not is_head and not _refusals(_heterogeneous(target, draft, ours, theirs, floor)):
+        allowed = (_ALLOW,)
     found = [
-        *_sizes(target, draft, comparison),
-        *_tokens(comparison),
+        *_sizes(target, draft, comparison, allowed),
+        *_tokens(comparison, allowed),
         *_rules(comparison),
         *([] if comparison.ordinary_difference_count else _special(target, draft)),
     ]
@@ -271,27 +276,37 @@ def vocab_size(facts: ModelFacts) -> int | None:
     return None
 
 
+def _refusals(verdict: Verdict) -> list[Finding]:
+    return [f for f in verdict.findings if f.severity == "error"]
+
+
+def _or_allow(fix: str, allowed: tuple[Change, ...]) -> str:
+    """Another draft, or the switch for other vocabularies where it would help."""
+    return ", or ".join([fix, *map(str, allowed)])
+
+
 def _sizes(
-    target: ModelFacts, draft: ModelFacts, comparison: Comparison | None
+    target: ModelFacts,
+    draft: ModelFacts,
+    comparison: Comparison | None,
+    allowed: tuple[Change, ...] = (),
 ) -> Iterator[Finding]:
     ours, theirs = vocab_size(target), vocab_size(draft)
     if ours is None or theirs is None or ours == theirs:
         return
-    fix = (
-        "use a draft of the same vocab_size, or set "
-        "speculative_decoding.use_heterogeneous_vocab: true"
-    )
+    fix = _or_allow("use a draft of the same vocab_size", allowed)
     head = f"config.json says vocab_size {ours} for the target and {theirs} for the draft"
     if comparison is not None and comparison.relation in ("identical", "added"):
         message = (
             f"{head}; the tokenizers match and only the padding differs, but vLLM wants equal sizes"
         )
-        yield Finding("vocab-size-padding", "error", DRAFT, message, fix)
+        yield Finding("vocab-size-padding", "error", DRAFT, message, fix, allowed)
     else:
-        yield Finding("vocab-size", "error", DRAFT, f"{head}; they must be equal", fix)
+        message = f"{head}; they must be equal"
+        yield Finding("vocab-size", "error", DRAFT, message, fix, allowed)
 
 
-def _tokens(comparison: Comparison) -> Iterator[Finding]:
+def _tokens(comparison: Comparison, allowed: tuple[Change, ...]) -> Iterator[Finding]:
     if comparison.ordinary_difference_count:
         shown = ", ".join(
             f"{i}: {_quote(a)} / {_quote(b)}" for i, a, b in comparison.ordinary_differences
@@ -301,11 +316,8 @@ def _tokens(comparison: Comparison) -> Iterator[Finding]:
             f"{shown}); "
             "every id must mean the same to both"
         )
-        fix = (
-            "use a draft of the target's own family, or set "
-            "speculative_decoding.use_heterogeneous_vocab: true"
-        )
-        yield Finding("vocab-tokens", "error", DRAFT, message, fix)
+        fix = _or_allow("use a draft of the target's own family", allowed)
+        yield Finding("vocab-tokens", "error", DRAFT, message, fix, allowed)
     elif comparison.added_differences:
         listed = ", ".join(comparison.added_differences[:_MAX_LISTED])
         more = len(comparison.added_differences) - _MAX_LISTED

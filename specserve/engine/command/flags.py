@@ -12,7 +12,7 @@ from specserve.engine.command import json_flags
 from specserve.engine.command.args import OWN_FLAGS, EngineCommand
 from specserve.engine.command.removed import FLAGS, instead_of
 from specserve.engine.installed.introspect import EngineFacts, Flag
-from specserve.errors import Problem, nearest
+from specserve.errors import Change, Problem, nearest
 
 _DRAFT_KEYS = frozenset(
     {
@@ -128,7 +128,8 @@ def _unknown_flag(name: str, engine: EngineFacts) -> Problem:
         return Problem(
             f"'{positive}' of {engine.installed} cannot be negated",
             where=_place(positive),
-            fix=f"remove {_place(positive)}",
+            fix=str(Change(_place(positive))),
+            changes=(Change(_place(positive)),),
         )
     removed = FLAGS.get(bare)
     if removed is not None:
@@ -138,12 +139,16 @@ def _unknown_flag(name: str, engine: EngineFacts) -> Problem:
             fix=instead_of(_place(name), removed),
         )
     hint = did_you_mean(name, [option for option in engine.flags if option.startswith("--")])
-    where = _place(name)
+    return _unknown(f"{engine.installed} has no flag '{name}'", hint, _place(name))
+
+
+def _unknown(message: str, hint: str, where: str) -> Problem:
+    """Something that this vLLM does not have: to be corrected where a name is near, else taken
+    out."""
     if hint:
-        fix = f"correct {where}"
-    else:
-        fix = f"remove {where}"
-    return Problem(f"{engine.installed} has no flag '{name}'{hint}", where=where, fix=fix)
+        return Problem(message + hint, where=where, fix=f"correct {where}")
+    change = Change(where)
+    return Problem(message, where=where, fix=str(change), changes=(change,))
 
 
 def _place(option: str) -> str:
@@ -176,16 +181,8 @@ def _check_key(key: str, value: JsonValue, engine: EngineFacts) -> Iterator[Prob
     known, where = engine.speculative_keys, key_place(key)
     bare = key.replace("-", "_")
     if bare not in known:
-        hint = did_you_mean(bare, known)
-        if hint:
-            fix = f"correct {where}"
-        else:
-            fix = f"remove {where}"
-        yield Problem(
-            f"SpeculativeConfig of {engine.installed} has no key '{key}'{hint}",
-            where=where,
-            fix=fix,
-        )
+        message = f"SpeculativeConfig of {engine.installed} has no key '{key}'"
+        yield _unknown(message, did_you_mean(bare, known), where)
         return
     choices = known[bare]
     if choices is None or value is None or not isinstance(value, str):
