@@ -18,7 +18,7 @@ from specserve.config.extra_args import FLAG_ALIASES
 from specserve.config.load import load
 from specserve.config.schema import Settings
 from specserve.engine.command.args import build
-from specserve.engine.installed import known_bad
+from specserve.engine.installed.conditions import Situation, holding
 from specserve.engine.installed.introspect import Installed
 from specserve.errors import ConfigError
 from specserve.memory import deployment
@@ -43,7 +43,7 @@ def settings(extra_args: dict[str, Any], **engine: Any) -> Settings:
 
 
 def features(made: Settings, target: ModelFacts | None = None) -> frozenset[str]:
-    return known_bad.features(made, target, None, None, None)
+    return holding(Situation(made, target))
 
 
 def planned(made: Settings, config: dict[str, Any] | None = None) -> deployment.Shape:

@@ -11,9 +11,7 @@ import pytest
 
 from specserve.checkpoint.facts import ModelFacts
 from specserve.config.schema import Settings
-from specserve.engine.installed import known_bad
 from specserve.engine.installed.introspect import EngineFacts, Installed, parse, release
-from specserve.engine.installed.known_bad import Entry, entries
 from specserve.engine.installed.method import Predicted, predict, runner
 from specserve.engine.installed.support import extra_slots, findings
 from specserve.findings import Finding
@@ -395,7 +393,7 @@ def test_step_budget(engine: dict[str, Any], expected: list[str]) -> None:
         )
         assert (
             found[0].fix
-            == "set engine.max_num_batched_tokens to 427 or more, or lower engine.max_num_seqs"
+            == "set engine.max_num_batched_tokens: 427, or more, or lower engine.max_num_seqs"
         )
 
 
@@ -487,154 +485,11 @@ def test_without_vllm_only_the_environment_is_judged() -> None:
 # -- known bad --------------------------------------------------------------------------------------------------------
 
 
-def _inside(entry: Entry) -> tuple[str, frozenset[str], str]:
-    """Method, features and version in the middle of an entry's range."""
-    version = ".".join(map(str, entry.since)) if entry.since else "0.1"
-    return (entry.methods[0] if entry.methods else "ngram"), entry.when, version
-
-
-@pytest.mark.parametrize("entry", entries(), ids=lambda e: e.id)
-def test_known_bad_combination_is_found(entry: Entry) -> None:
-    """Each entry's own combination yields its finding, with the report it rests on."""
-    for method in entry.methods or ("ngram",):
-        _, features, version = _inside(entry)
-        [finding] = [
-            f for f in known_bad.findings(method, features, version) if f.code == entry.code
-        ]
-        assert finding.severity == entry.severity
-        assert finding.message.endswith(f"({entry.reference})")
-        assert finding.fix
-
-
-@pytest.mark.parametrize("entry", entries(), ids=lambda e: e.id)
-def test_near_miss_of_a_known_bad_combination(entry: Entry) -> None:
-    """Another method, one feature less, an exempting feature, or a version outside: nothing."""
-    method, features, version = _inside(entry)
-    misses = [(method, features - {one}, version) for one in entry.when]
-    misses += [(method, features | {one}, version) for one in entry.unless]
-    misses += [("another", features, version)] if entry.methods else []
-    misses += [(method, features, ".".join(map(str, entry.until)))] if entry.until else []
-    misses += [(method, features, _before(entry.since))] if entry.since else []
-    misses += [(method, features, "dev")]
-    assert misses
-    for miss in misses:
-        assert entry.code not in [f.code for f in known_bad.findings(*miss)], miss
-
-
-def _before(version: tuple[int, ...]) -> str:
-    return f"{version[0]}.{version[1] - 1}.99"
-
-
-def test_known_bad_table_is_sound() -> None:
-    """Ids are unique, ranges are not empty, every entry says something and names its report."""
-    ids = [entry.id for entry in entries()]
-    assert len(set(ids)) == len(ids)
-    for entry in entries():
-        assert entry.until is None or entry.since < entry.until
-        assert entry.when or entry.methods
-        assert "#" in entry.reference or ".py" in entry.reference
-        assert not entry.says.endswith(".")
-
-
-LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
-MROPE = {"rope_scaling": {"mrope_section": [16, 24, 24]}}
-FP8_KV = {"quantization_config": {"kv_cache_scheme": {"num_bits": 8, "type": "float"}}}
-FEATURES: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
-    ("pipeline-parallel", {"target": {"pipeline_parallel_size": 2}}, {}, {}),
-    ("data-parallel", {"engine": {"extra_args": {"data-parallel-size": 2}}}, {}, {}),
-    ("lora", {"engine": {"extra_args": {"enable_lora": True}}}, {}, {}),
-    ("constrained-output", {"engine": {"extra_args": {"tool-call-parser": "hermes"}}}, {}, {}),
-    ("schedule", {"speculative_decoding": spec("draft_model", max_batch_size=8)}, {}, {}),
-    ("async-scheduling", {"engine": {"extra_args": {"async-scheduling": True}}}, {}, {}),
-    ("no-async-scheduling", {"engine": {"extra_args": {"async-scheduling": False}}}, {}, {}),
-    ("kv-sharing-fast-prefill", {"engine": {"extra_args": {"kv-sharing-fast-prefill": True}}}, {}, {}),
-    ("several-api-servers", {"engine": {"extra_args": {"api-server-count": 4}}}, {}, {}),
-    ("kv-producer", {"engine": {"extra_args": {"kv-transfer-config": {"kv_role": "kv_producer"}}}}, {}, {}),
-    ("adaptive-verification",
-     {"speculative_decoding": spec("draft_model", extra_config={"enable_adaptive_verification": True})}, {}, {}),
-    ("other-vocabulary", {"speculative_decoding": spec("draft_model", use_heterogeneous_vocab=True)}, {}, {}),
-    ("local-argmax",
-     {"speculative_decoding": spec("draft_model", extra_config={"use_local_argmax_reduction": True})}, {}, {}),
-    ("unpadded-drafts", {"speculative_decoding": spec("draft_model", disable_padded_drafter_batch=True)}, {}, {}),
-    ("draft-tp-differs", {"target": {"tensor_parallel_size": 2}, "draft_keys": {"tensor_parallel_size": 1},
-                          "speculative_decoding": spec("eagle3")}, {}, {}),
-    ("sequence-parallel-misfit",
-     {"target": {"tensor_parallel_size": 3},
-      "engine": {"extra_args": {"compilation-config": {"pass_config": {"enable_sp": True}}}}}, {}, {}),
-    ("remote-weights", {"target": {"path": "s3://bucket/m"}}, {}, {}),
-    ("sampling-not-repaired", {"engine": {"repairs": ["cpu-yielding"]}}, {}, {}),
-    ("yielding-not-repaired", {"engine": {"repairs": ["cpu-speculative-sampling"]}}, {}, {}),
-    ("hybrid-target", {}, LINEAR, {}),
-    ("moe-target", {}, {"num_experts": 64}, {}),
-    ("m-rope-target", {}, {"text_config": MROPE}, {}),
-    ("m-rope-draft", {}, {}, MROPE),
-    ("fp8-kv", {"engine": {"kv_cache_dtype": "fp8_e4m3"}}, {}, {}),
-    ("fp8-kv", {}, FP8_KV, {}),
-    ("short-draft-context", {}, {}, {"max_position_embeddings": 2048}),
-]  # fmt: skip
-ALWAYS = {
-    "several-tokens",
-    "more-than-two-tokens",
-    "prefix-caching",
-    "draft-inherits-kv",
-    "short-lookup",
-    "runner-v2",
-}
-
-
-def features_of(
-    sections: dict[str, Any], target: dict[str, Any], draft: dict[str, Any]
-) -> frozenset[str]:
-    """Features of a draft_model pair on a GPU with these changes."""
-    base = {"speculative_decoding": spec("draft_model"), **sections}
-    settings = make(base.pop("target", None), "/m/d", **base)
-    return known_bad.features(
-        settings, model(**target), model("/m/d", **draft), GPU, runner(settings, GPU, {})
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "sections", "target", "draft"), FEATURES, ids=lambda v: v if isinstance(v, str) else ""
-)
-def test_feature_is_seen(
-    name: str, sections: dict[str, Any], target: dict[str, Any], draft: dict[str, Any]
-) -> None:
-    """One change to a plain pair switches exactly this feature on."""
-    assert features_of({}, {}, {}) == ALWAYS
-    # Another vocabulary is one of the things that make vLLM choose Model Runner V1.
-    assert features_of(sections, target, draft) - ALWAYS - {"runner-v1"} == {name}
-
-
-def test_features_that_are_on_by_default_can_be_switched_off() -> None:
-    """Longer lookups, no prefix cache, one token, the draft's own cache type, the V1 runner."""
-    seen = features_of(
-        {
-            "speculative_decoding": spec(
-                "draft_model", num_speculative_tokens=1, prompt_lookup_min=8
-            ),
-            "engine": {
-                "extra_args": {"enable-prefix-caching": False},
-                "env": {"VLLM_USE_V2_MODEL_RUNNER": "0"},
-            },
-            "draft_keys": {"kv_cache_dtype": "bfloat16"},
-        },
-        {},
-        {},
-    )
-    assert seen == {"runner-v1"}
-
-
-def test_cpu_engine_is_a_feature() -> None:
+def test_cpu_engine_without_its_repairs() -> None:
     """The CPU engine with its repairs switched off is warned about; with them it is fine."""
     off = make(speculative_decoding=spec("ngram"), engine={"repairs": []})
     assert codes(ask(off, engine=CPU)) == ["known-bad-cpu-sampling", "known-bad-cpu-yielding"]
     assert codes(ask(off, engine=GPU)) == []
-
-
-def test_every_feature_of_the_table_is_produced() -> None:
-    """No entry waits for a feature that nothing computes."""
-    produced = {name for name, *_ in FEATURES} | ALWAYS | {"cpu", "runner-v1"}
-    assert {one for entry in entries() for one in entry.when | entry.unless} <= produced
 
 
 def test_release_order() -> None:

@@ -137,6 +137,7 @@ def _unknown_flag(name: str, engine: EngineFacts) -> Problem:
             f"'{name}' is gone from vLLM ({engine.installed}): {removed.why}",
             where=_place(name),
             fix=instead_of(_place(name), removed),
+            changes=() if removed.instead else (Change(_place(name)),),
         )
     hint = did_you_mean(name, [option for option in engine.flags if option.startswith("--")])
     return _unknown(f"{engine.installed} has no flag '{name}'", hint, _place(name))

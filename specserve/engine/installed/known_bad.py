@@ -1,28 +1,26 @@
-"""Known-bad combinations: a dated data file, and the features of a configuration it is held
-against.
-"""
+"""Known-bad combinations: a dated table, held against a configuration and the engine's version."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
-from typing import Any
 
 import yaml
+from pydantic import JsonValue, TypeAdapter
 
-from specserve.checkpoint.context import native_length, uses_mrope
-from specserve.checkpoint.facts import ModelFacts
-from specserve.checkpoint.quantization import kv_cache_dtype
-from specserve.config.schema import Settings
-from specserve.engine.command import args
-from specserve.engine.installed.introspect import EngineFacts, release
-from specserve.engine.installed.method import Runner
+from specserve.engine.installed.changes import CHANGES
+from specserve.engine.installed.conditions import Situation, holding
+from specserve.engine.installed.introspect import release
+from specserve.errors import Change
 from specserve.findings import Finding, Severity
-from specserve.pair import match
 
 FILE = Path(__file__).with_name("known_bad.yaml")
+_THREAD = re.compile(r"([\w.-]+/[\w.-]+)#(\d+)")
+_SOURCE = re.compile(r"([\w./-]+\.py) of (\d+\.\d+)")
 
 
 @dataclass(frozen=True)
@@ -32,172 +30,100 @@ class Entry:
     id: str
     severity: Severity
     says: str
-    fix: str
     reference: str
-    methods: tuple[str, ...] = ()
+    read: date
+    fix: str = ""
+    change: Mapping[str, JsonValue] | str = field(default_factory=dict)
+    methods: frozenset[str] = frozenset()
     when: frozenset[str] = frozenset()
     unless: frozenset[str] = frozenset()
-    since: tuple[int, ...] = ()
-    until: tuple[int, ...] | None = None
+    first_bad: str = ""
+    last_bad: str = ""
 
     @property
     def code(self) -> str:
         """The code of its finding."""
         return f"known-bad-{self.id}"
 
-    def applies(self, method: str, features: frozenset[str], version: str) -> bool:
-        """Whether method, features and version are all in its range.
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Where the references can be read.
 
-        A version without numbers is in none.
+        >>> row = {"id": "x", "severity": "error", "says": "s", "read": date(2026, 11, 29)}
+        >>> Entry(**row, reference="a/b#1; v1/x.py of 0.32").urls
+        ('https://github.com/a/b/issues/1', \
+'https://github.com/vllm-project/vllm/blob/v0.32.0/vllm/v1/x.py')
         """
-        number = release(version)
-        return (
-            bool(number)
-            and (not self.methods or method in self.methods)
-            and self.when <= features
-            and not self.unless & features
-            and self.since <= number
-            and (self.until is None or number < self.until)
+        threads = (f"https://github.com/{r}/issues/{n}" for r, n in _THREAD.findall(self.reference))
+        sources = (
+            f"https://github.com/vllm-project/vllm/blob/v{version}.0/vllm/"
+            f"{path.removeprefix('vllm/')}"
+            for path, version in _SOURCE.findall(self.reference)
         )
+        return (*threads, *sources)
+
+    @property
+    def versions(self) -> str:
+        """The range in words."""
+        if self.first_bad and self.last_bad:
+            return f"{self.first_bad} to {self.last_bad}"
+        if self.first_bad:
+            return f"since {self.first_bad}"
+        if self.last_bad:
+            return f"up to {self.last_bad}"
+        return "all"
+
+    @property
+    def remedy(self) -> str:
+        """What to do, for a reader who has no config at hand."""
+        if isinstance(self.change, str):
+            edits = [CHANGES[self.change].says]
+        else:
+            edits = [str(Change(key, value)) for key, value in self.change.items()]
+        return ", ".join([*edits, *([self.fix] if self.fix else [])])
+
+    def in_range(self, version: str) -> bool:
+        """Whether a version is affected. One without numbers is not."""
+        number, last = release(version), release(self.last_bad)
+        if not number or number < release(self.first_bad):
+            return False
+        return not last or number[: len(last)] <= last
+
+    def applies(self, method: str, conditions: frozenset[str], version: str) -> bool:
+        """Whether method, conditions and version are all as the row says."""
+        return (
+            self.in_range(version)
+            and (not self.methods or method in self.methods)
+            and self.when <= conditions
+            and not self.unless & conditions
+        )
+
+    def changes(self, of: Situation) -> tuple[Change, ...]:
+        """The edits of this config that mend it."""
+        if isinstance(self.change, str):
+            return tuple(CHANGES[self.change].edits(of))
+        return tuple(Change(key, value) for key, value in self.change.items())
+
+    def finding(self, of: Situation, version: str) -> Finding:
+        """What is said where it applies."""
+        changes = self.changes(of)
+        where = f"method {of.settings.method}, vLLM {version}"
+        fix = ", ".join([*map(str, changes), *([self.fix] if self.fix else [])])
+        message = f"{self.says} ({self.reference})"
+        return Finding(self.code, self.severity, where, message, fix or self.remedy, changes)
 
 
 @functools.cache
 def entries() -> tuple[Entry, ...]:
     """All rows of the file."""
-    rows = yaml.safe_load(FILE.read_text(encoding="utf-8"))["entries"]
-    return tuple(_entry(dict(row)) for row in rows)
+    table = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    rows = [{"read": table["read"], **row} for row in table["entries"]]
+    return TypeAdapter(tuple[Entry, ...]).validate_python(rows)
 
 
-def _entry(row: dict[str, Any]) -> Entry:
-    since, until = row.pop("from", None), row.get("until")
-    return Entry(
-        **row
-        | {
-            "methods": tuple(row.get("methods", ())),
-            "when": frozenset(row.get("when", ())),
-            "unless": frozenset(row.get("unless", ())),
-            "since": release(since) if since else (),
-            "until": release(until) if until else None,
-        }
-    )
-
-
-def findings(method: str, features: frozenset[str], version: str) -> list[Finding]:
+def findings(of: Situation, version: str) -> list[Finding]:
     """A finding per row that applies."""
-    return [
-        Finding(
-            e.code,
-            e.severity,
-            f"method {method}, vLLM {version}",
-            f"{e.says} ({e.reference})",
-            e.fix,
-        )
-        for e in entries()
-        if e.applies(method, features, version)
-    ]
-
-
-def features(
-    settings: Settings,
-    target: ModelFacts | None,
-    draft: ModelFacts | None,
-    engine: EngineFacts | None,
-    runner: Runner | None,
-) -> frozenset[str]:
-    """What of a configuration the table speaks about."""
-    extra = settings.engine.flags.values
-    spec = args.speculative_config(settings) or {}
-    found = {
-        "pipeline-parallel": settings.models.target_model.pipeline_parallel_size > 1,
-        "data-parallel": (settings.engine.flags.number("data-parallel-size") or 1) > 1,
-        "lora": bool(extra.get("enable-lora")),
-        "constrained-output": any(
-            extra.get(k)
-            for k in ("enable-auto-tool-choice", "tool-call-parser", "reasoning-parser")
-        ),
-        "short-lookup": (settings.speculative_decoding.prompt_lookup_min or 5) < 8,
-        "schedule": settings.schedule is not None,
-        "prefix-caching": extra.get("enable-prefix-caching") is not False,
-        "async-scheduling": extra.get("async-scheduling") is True,
-        "no-async-scheduling": extra.get("async-scheduling") is False,
-        "kv-sharing-fast-prefill": extra.get("kv-sharing-fast-prefill") is True,
-        "several-api-servers": _number(extra.get("api-server-count")) > 1,
-        "kv-producer": _is_producer(extra.get("kv-transfer-config")),
-        "draft-tp-differs": spec.get("draft_tensor_parallel_size")
-        not in (None, settings.models.target_model.tensor_parallel_size),
-        "draft-inherits-kv": spec.get("kv_cache_dtype") is None,
-        "unpadded-drafts": bool(spec.get("disable_padded_drafter_batch")),
-        "other-vocabulary": bool(spec.get("use_heterogeneous_vocab")),
-        "local-argmax": bool(spec.get("use_local_argmax_reduction")),
-        "adaptive-verification": bool(spec.get("enable_adaptive_verification")),
-        "several-tokens": settings.speculative_decoding.num_speculative_tokens > 1,
-        "more-than-two-tokens": settings.speculative_decoding.num_speculative_tokens > 2,
-        "sequence-parallel-misfit": _sequence_parallel_misfit(settings, extra),
-        "remote-weights": "://" in settings.models.target_model.path,
-        "sampling-not-repaired": "cpu-speculative-sampling" not in settings.engine.repairs,
-        "yielding-not-repaired": "cpu-yielding" not in settings.engine.repairs,
-        "cpu": engine is not None and engine.platform == "cpu",
-        "runner-v1": runner is not None and runner.name == "v1",
-        "runner-v2": runner is not None and runner.name == "v2",
-    }
-    return frozenset(
-        name for name, holds in (found | _of_models(settings, target, draft)).items() if holds
-    )
-
-
-def _of_models(
-    settings: Settings, target: ModelFacts | None, draft: ModelFacts | None
-) -> dict[str, bool]:
-    config: Mapping[str, Any] = target.text_config if target else {}
-    whole: Mapping[str, Any] = target.config if target else {}
-    layers: Sequence[Any] = config.get("layer_types") or ()
-    return {
-        "hybrid-target": any(
-            "linear" in str(t) or "mamba" in str(t) or "recurrent" in str(t) for t in layers
-        )
-        or bool(config.get("full_attention_interval") or config.get("hybrid_override_pattern")),
-        "moe-target": any(
-            config.get(k) for k in ("num_experts", "num_local_experts", "n_routed_experts")
-        ),
-        "m-rope-target": target is not None and uses_mrope(target),
-        "m-rope-draft": draft is not None and uses_mrope(draft),
-        "fp8-kv": kv_cache_dtype(settings.engine.kv_cache_dtype, whole).startswith("fp8"),
-        "short-draft-context": _short_context(settings, target, draft),
-    }
-
-
-def _short_context(settings: Settings, target: ModelFacts | None, draft: ModelFacts | None) -> bool:
-    if draft:
-        own = native_length(draft)
-    else:
-        own = None
-    if target:
-        served = match.served_length(settings, target)
-    else:
-        served = settings.engine.asked_length
-    return own is not None and served is not None and own < served
-
-
-def _number(value: Any) -> int:
-    try:
-        return int(value)
-    except (TypeError, ValueError):
-        return 0
-
-
-def _is_producer(value: Any) -> bool:
-    return isinstance(value, Mapping) and value.get("kv_role") == "kv_producer"
-
-
-def _sequence_parallel_misfit(settings: Settings, extra: Mapping[str, Any]) -> bool:
-    compilation = extra.get("compilation-config")
-    if isinstance(compilation, Mapping):
-        passes = compilation.get("pass_config")
-    else:
-        passes = None
-    on = isinstance(passes, Mapping) and any(
-        passes.get(k) for k in ("enable_sp", "enable_sequence_parallelism")
-    )
-    width = settings.speculative_decoding.num_speculative_tokens + 1
-    size = settings.models.target_model.tensor_parallel_size
-    return on and size > 1 and width % size != 0 and size % width != 0
+    method, conditions = of.settings.method, holding(of)
+    if method is None:
+        return []
+    return [e.finding(of, version) for e in entries() if e.applies(method, conditions, version)]

@@ -12,10 +12,11 @@ from specserve.checkpoint.facts import ModelFacts
 from specserve.config.schema import Settings
 from specserve.engine.command import args, environment, flags, removed
 from specserve.engine.installed import known_bad
+from specserve.engine.installed.conditions import Situation
 from specserve.engine.installed.introspect import EngineFacts, Installed
 from specserve.engine.installed.method import mtp_type, predict, runner, v2_refusals
-from specserve.errors import ConfigError, Problem, nearest
-from specserve.findings import Finding
+from specserve.errors import Change, ConfigError, Problem, nearest
+from specserve.findings import Finding, Severity
 from specserve.units import GIB, size
 
 MIN_SHM_BYTES = GIB
@@ -56,13 +57,14 @@ def findings(
         found += _requirements(settings, has_module)
         found += _step_budget(settings, engine.default_max_num_seqs if engine else None)
         live = runner(settings, engine, env)
-        features = known_bad.features(settings, target, draft, engine, live)
-        found += known_bad.findings(settings.method, features, installed.version)
+        situation = Situation(settings, target, draft, engine, live)
+        found += known_bad.findings(situation, installed.version)
     return found
 
 
 def _finding(code: str, problem: Problem) -> Finding:
-    return Finding(code, "error", problem.where or "engine", problem.message, problem.fix)
+    where = problem.where or "engine"
+    return Finding(code, "error", where, problem.message, problem.fix, problem.changes)
 
 
 def _arguments(
@@ -231,6 +233,7 @@ def _runner(
         "v2": v2_refusals(settings, engine),
     }[live.name]
     if live.forced and refused:
+        fix, changes = _unset("VLLM_USE_V2_MODEL_RUNNER", settings)
         yield Finding(
             "model-runner",
             "error",
@@ -239,7 +242,8 @@ def _runner(
                 f"{live.because} forces Model Runner {live.name.upper()}, which does "
                 f"not support {', '.join(refused)}"
             ),
-            "unset VLLM_USE_V2_MODEL_RUNNER, so that vLLM chooses the runner",
+            f"{fix}, so that vLLM chooses the runner",
+            changes,
         )
     elif not live.forced and refused:
         yield Finding(
@@ -271,14 +275,16 @@ def _requirements(settings: Settings, has_module: Callable[[str], bool]) -> Iter
             "pip install arctic-inference==0.1.1",
         )
     if spec.get("rejection_sample_method") == "synthetic":
+        change = Change("speculative_decoding.extra_config.rejection_sample_method")
         yield Finding(
             "synthetic-acceptance",
             "error",
-            "speculative_decoding.extra_config.rejection_sample_method",
+            change.key,
             "'synthetic' accepts tokens at a set rate, whatever the target thinks of them: it is "
             "for measurements and "
             "its text is wrong",
-            "remove it, or set it to standard or block",
+            f"{change}, or set it to standard or block",
+            (change,),
         )
 
 
@@ -305,36 +311,33 @@ def _step_budget(settings: Settings, default_seqs: int | None) -> Iterator[Findi
     tokens = settings.engine.max_num_batched_tokens
     if tokens is None:
         return
-    seqs = settings.engine.max_num_seqs or (min(default_seqs, tokens) if default_seqs else None)
     where, extra = "engine.max_num_batched_tokens", extra_slots(settings)
+    a_sequence = settings.speculative_decoding.num_speculative_tokens + 1 + extra
+    # Without max_num_seqs vLLM takes its default, or the tokens of a step where those are fewer:
+    # more tokens then mean more sequences, up to the default.
+    most = settings.engine.max_num_seqs or default_seqs
+    enough = Change(where, -(-(most or 1) * a_sequence * 4 // 3))
     if tokens <= extra:
-        yield Finding(
-            "step-budget",
-            "error",
-            where,
-            (
-                f"{tokens} tokens per step leave nothing beside the {extra} that "
-                "drafting takes; vLLM refuses that"
-            ),
-            f"set engine.max_num_batched_tokens to {extra + 1} or more",
+        message = (
+            f"{tokens} tokens per step leave nothing beside the {extra} that "
+            "drafting takes; vLLM refuses that"
         )
+        yield Finding("step-budget", "error", where, message, f"{enough}, or more", (enough,))
         return
-    if seqs is None:
+    if most is None:
         return
-    full = seqs * (settings.speculative_decoding.num_speculative_tokens + 1 + extra)
+    seqs = settings.engine.max_num_seqs or min(most, tokens)
+    full = seqs * a_sequence
     if tokens - full < MIN_PREFILL_SHARE * tokens:
-        lora = settings.engine.flags.is_on("enable-lora") and tokens < full
-        yield Finding(
-            "step-budget",
-            "error" if lora else "warning",
-            where,
+        severity: Severity = "warning"
+        if settings.engine.flags.is_on("enable-lora") and tokens < full:
+            severity = "error"
+        message = (
             f"{seqs} sequences take {full} of {tokens} tokens in a step, so prefill gets "
-            f"{max(0, tokens - full)}; prompts would wait",
-            (
-                f"set engine.max_num_batched_tokens to {-(-full * 4 // 3)} or "
-                "more, or lower engine.max_num_seqs"
-            ),
+            f"{max(0, tokens - full)}; prompts would wait"
         )
+        fix = f"{enough}, or more, or lower engine.max_num_seqs"
+        yield Finding("step-budget", severity, where, message, fix, (enough,))
 
 
 def _shared_memory(settings: Settings, shm_bytes: int | None) -> Iterator[Finding]:
@@ -387,23 +390,31 @@ def _environment(
         elif (
             engine is not None and engine.environment_names and name not in engine.environment_names
         ):
-            yield _unknown_variable(name, where, engine)
+            yield _unknown_variable(name, where, settings, engine)
 
 
-def _unknown_variable(name: str, where: str, engine: EngineFacts) -> Finding:
+def _unknown_variable(name: str, where: str, settings: Settings, engine: EngineFacts) -> Finding:
+    fix, changes = _unset(name, settings)
     gone = removed.VARIABLES.get(name)
     if gone is not None:
         message = f"{engine.installed} does not read it: {gone.why}"
-        return Finding(
-            "environment-unknown", "warning", where, message, removed.instead_of(where, gone)
-        )
+        if gone.instead is not None:
+            fix, changes = removed.instead_of(where, gone), ()
+        return Finding("environment-unknown", "warning", where, message, fix, changes)
     near = nearest(name, engine.environment_names)
+    hint = ""
     if near:
         hint = f"; did you mean '{near}'?"
         fix = f"rename it to {near}"
-    else:
-        hint = ""
-        fix = f"unset {name}"
-    return Finding(
-        "environment-unknown", "warning", where, f"{engine.installed} does not read it{hint}", fix
-    )
+        if changes:
+            changes = (*changes, Change(f"engine.env.{near}", settings.engine.env[name]))
+    message = f"{engine.installed} does not read it{hint}"
+    return Finding("environment-unknown", "warning", where, message, fix, changes)
+
+
+def _unset(name: str, settings: Settings) -> tuple[str, tuple[Change, ...]]:
+    """How a variable is taken away: from the config where that sets it, else from the shell."""
+    if name in settings.engine.env:
+        change = Change(f"engine.env.{name}")
+        return str(change), (change,)
+    return f"unset {name}", ()
