@@ -19,6 +19,7 @@ from specserve.commands import (
     bench,
     check,
     config,
+    gpus,
     launch,
     models,
     plan,
@@ -89,6 +90,7 @@ COMMANDS = (
     sidecar.probe,
     alerts.alerts,
     models.models,
+    gpus.gpus,
     config.config,
 )
 for command in COMMANDS:

@@ -405,10 +405,10 @@ MEMORY_CODES: Mapping[str, tuple[str, str]] = {
     "vram-assumed": ("A number of the plan is an assumption.", "Nothing to do."),
     "vram-not-checked": (
         (
-            "No GPU was found and none is described, or the memory of its name is not known; "
-            "memory was not checked."
+            "No GPU was found and none is described, or its name is not understood or not one "
+            "board; memory was not checked."
         ),
-        "Set hardware.gpu_name, or hardware.gpu_memory_gib.",
+        "Set hardware.gpu_name (`specserve gpus` lists names), or hardware.gpu_memory_gib.",
     ),
 }
 

@@ -11,9 +11,9 @@ from typing import Any
 from specserve.checkpoint.facts import ModelFacts
 from specserve.config.schema import Settings
 from specserve.gpu.devices import Device
+from specserve.gpu.names import cuda_bytes
 from specserve.memory import overhead
 from specserve.memory import plan as vram
-from specserve.memory.gpus import cuda_bytes
 from specserve.units import GIB
 
 DATA = Path(__file__).parent / "data" / "vram_cases.json"

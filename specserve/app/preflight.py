@@ -385,14 +385,7 @@ def _memory(
     if target is None or (draft is None and loaded.settings.uses_draft_model):
         return [], None
     plan = Planning.of(loaded, environ=environ, target=target, draft=draft).plan()
-    found = of_plan(plan)
-    if plan.fits is None:
-        what, key = "no GPU was found or is described", "gpu_name"
-        if plan.gpu_name:
-            what, key = f"the memory of {plan.gpu_name!r} is not known", "gpu_memory_gib"
-        message, fix = f"{what}; memory was not checked", f"set hardware.{key}"
-        found.append(Finding("vram-not-checked", "info", "hardware", message, fix))
-    return found, plan
+    return of_plan(plan), plan
 
 
 def _without_echoes(findings: list[Finding]) -> list[Finding]:

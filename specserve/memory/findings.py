@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from specserve.errors import Change, Problem
 from specserve.findings import Finding
+from specserve.gpu import names
 from specserve.memory.result import GpuPlan, MemoryPlan
 from specserve.units import GIB, gib, size
 
@@ -11,6 +12,7 @@ _TIGHT_BYTES = _BUSY_BYTES = GIB // 2
 _LISTED = 4
 _UTILIZATION = "engine.gpu_memory_utilization"
 _TP = "models.target_model.tensor_parallel_size"
+NO_MEMORY = "the memory of this GPU is not known"
 _STOP = "stop what holds the GPU (nvidia-smi)"
 
 
@@ -29,7 +31,21 @@ def of_plan(plan: MemoryPlan) -> list[Finding]:
             for g in plan.gpus
             if g.other_bytes > _BUSY_BYTES
         ]
+    if plan.fits is None:
+        found.append(_not_checked(plan))
     return found + [Finding("vram-assumed", "info", "models", note) for note in plan.assumed]
+
+
+def _not_checked(plan: MemoryPlan) -> Finding:
+    """Memory is compared with nothing: no GPU, or one of unknown size."""
+    where, code = "hardware.gpu_name", "vram-not-checked"
+    if plan.gpu_name is None:
+        message = "no GPU was found or is described; memory was not checked"
+        fix = "set hardware.gpu_name; specserve gpus lists the known names"
+        return Finding(code, "info", "hardware", message, fix)
+    reading = names.read(plan.gpu_name)
+    message = f"{reading.problem or NO_MEMORY}; memory was not checked"
+    return Finding(code, "warning", where, message, reading.fix)
 
 
 def _error(plan: MemoryPlan, gpu: GpuPlan) -> list[Finding]:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specserve.checkpoint.fields import Config, first_int
+from specserve.gpu.names import lookup
 from specserve.memory.deployment import Shape
-from specserve.memory.gpus import lookup
 from specserve.memory.layers import is_mla
 from specserve.memory.parameters import expert_count
 from specserve.units import GIB, MIB

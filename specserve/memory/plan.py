@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from specserve.checkpoint.fields import Config
+from specserve.gpu.names import cuda_bytes, lookup
 from specserve.memory import deployment as shapes
 from specserve.memory import kv_cache, overhead, terms
 from specserve.memory import layers as cache_layers
 from specserve.memory import weights as weighing
-from specserve.memory.gpus import cuda_bytes
 from specserve.memory.layers import CacheLayer
 from specserve.memory.placement import stages
 from specserve.memory.result import CacheCapacity, Calibration, GpuPlan, MemoryPlan, Refusal, Stage
@@ -119,6 +119,10 @@ def _plan(
     """The plan for one length of sequences."""
     gpus, found, calibration, constants = on.gpus, on.found, on.calibration, on.constants
     parts = _parts(target, draft, shape)
+    board = lookup(gpus[0].name)
+    if board is not None and board.maker != "nvidia":
+        note = f"overheads: those of NVIDIA GPUs, since none of {board.name} is on record"
+        parts = replace(parts, assumed=(*parts.assumed, note))
     built = _stages(parts, shape, constants, gpus[0].name)
     planned = [_gpu_plan(gpu, n, built, shape, calibration) for n, gpu in enumerate(gpus)]
     capacity, length = _capacity(planned, built, shape.max_model_len), shape.max_model_len

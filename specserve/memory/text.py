@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import groupby, product
 
 from specserve.errors import Problem
-from specserve.memory.findings import rows, share
+from specserve.gpu import names
+from specserve.memory.findings import NO_MEMORY, rows, share
 from specserve.memory.result import MemoryPlan
 from specserve.units import gib
 
@@ -15,12 +16,7 @@ from specserve.units import gib
 def conclusion(plan: MemoryPlan) -> str:
     """One line: whether it fits, and for how many requests, with the draft and without."""
     if plan.fits is None:
-        if plan.gpu_name:
-            return (
-                f"the memory of {plan.gpu_name!r} is not known; set "
-                "hardware.gpu_memory_gib to see whether it fits"
-            )
-        return "no GPU found and none described; set hardware.gpu_name to see whether it fits"
+        return f"memory not checked: {unchecked_reason(plan)}"
     if not plan.fits:
         return "does not fit"
     if plan.max_model_len % 1024 == 0:
@@ -33,6 +29,13 @@ def conclusion(plan: MemoryPlan) -> str:
     if plan.proposer:
         return f"{here} with {plan.proposer}, {plan.without_draft.requests:.1f} without"
     return here
+
+
+def unchecked_reason(plan: MemoryPlan) -> str:
+    """Why a plan says neither that it fits nor that it does not."""
+    if plan.gpu_name is None:
+        return "no GPU here and none described (hardware.gpu_name)"
+    return names.read(plan.gpu_name).problem or NO_MEMORY
 
 
 def render(plan: MemoryPlan) -> str:

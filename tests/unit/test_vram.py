@@ -217,7 +217,8 @@ def test_no_gpu_is_not_a_verdict() -> None:
     assert made.fits is None
     assert made.gpus[0].budget_bytes is None
     assert made.gpus[0].target_weights_bytes > 15 * GIB
-    assert [f.severity for f in of_plan(made)] == ["info", "info"]
+    assert [f.severity for f in of_plan(made)] == ["info", "info", "info"]
+    assert "vram-not-checked" in {f.code for f in of_plan(made)}
 
 
 def test_too_few_gpus_are_refused() -> None:
@@ -395,10 +396,7 @@ def test_text_has_every_term_and_ends_with_the_conclusion() -> None:
 def test_a_gpu_of_unknown_memory_is_named() -> None:
     """What is missing is the memory then, not the name."""
     said = vram_text.conclusion(plan({"gpu_name": "banana"}))
-    assert (
-        said
-        == "the memory of 'banana' is not known; set hardware.gpu_memory_gib to see whether it fits"
-    )
+    assert said == "memory not checked: 'banana' is not the name of a known GPU"
 
 
 def _grid() -> list[vram_text.Cell]:
