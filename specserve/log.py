@@ -17,8 +17,13 @@ _SECRET_SHAPES = re.compile(r"\b(hf_[A-Za-z0-9]{10,}|sk-[A-Za-z0-9_-]{10,})|(?i:
 _LOGIN = re.compile(r"//[^/@\s]+@")
 _PARAMETER = re.compile(r"([?&;])([\w.-]+)=([^\s&;#'\"]+)")
 _SECRET_NAME = re.compile(
-    r"(^|[._-])(TOKEN|(API)?KEY|CREDENTIALS?)$|ACCESS_KEY|SECRET|PASSW", re.IGNORECASE
+    r"(^|[._-])((TOKEN|(API)?KEY|PAT|DSN)\d*|CRED(ENTIAL)?S?|PWD|AUTH|JWT|SALT|COOKIES?)$"
+    r"|(^|[._-])(TOKENS|(API)?KEYS|HEADERS|WEBHOOK(_URL)?)$|(^|[._-])(AUTH|PWD|JWT)[._-]"
+    r"|PASS$|PASSW|PASSPHRASE|ACCESS_KEY|PRIVATE_KEY|SECRET|AUTHORIZATION|COOKIE|CREDENTIAL",
+    re.IGNORECASE,
 )
+_COUNT_NAME = re.compile(r"(TOKENS|KEYS)$", re.IGNORECASE)
+"""Names that as often count something (``max-num-batched-tokens``)."""
 
 
 def is_secret_name(name: str) -> bool:
@@ -29,6 +34,15 @@ def is_secret_name(name: str) -> bool:
     [True, True, False]
     """
     return _SECRET_NAME.search(name) is not None
+
+
+def hides(name: str, value: Any) -> bool:
+    """Whether the name hides this value: a number of tokens is none."""
+    if value is None or isinstance(value, bool):
+        return False
+    if _COUNT_NAME.search(name) and str(value).replace(".", "", 1).isdigit():
+        return False
+    return is_secret_name(name)
 
 
 def masked(value: Any) -> Any:
@@ -45,7 +59,8 @@ def masked(value: Any) -> Any:
     match value:
         case Mapping():
             shown = {name: masked(item) for name, item in value.items()}
-            return shown | {name: "***" for name in value if is_secret_name(str(name))}
+            hidden = {name: "***" for name, item in value.items() if hides(str(name), item)}
+            return shown | hidden
         case list() | tuple():
             return type(value)(masked(item) for item in value)
         case str():
@@ -65,7 +80,7 @@ def secrets_in(value: Any, *, secret: bool = False) -> Iterator[str]:
     """
     if isinstance(value, Mapping):
         for name, item in value.items():
-            yield from secrets_in(item, secret=secret or is_secret_name(str(name)))
+            yield from secrets_in(item, secret=secret or hides(str(name), item))
     elif isinstance(value, list | tuple):
         for item in value:
             yield from secrets_in(item, secret=secret)
@@ -92,6 +107,21 @@ def _masked_urls(text: str) -> str:
     return _LOGIN.sub("//***@", text)
 
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def printable(text: str) -> str:
+    """The text as a terminal may have it: without colors, other control characters written out.
+
+    What an engine, a server or a file says must not move the cursor, name the window or hide text.
+
+    >>> printable("\\x1b[31mred\\x1b[0m \\x1b]0;owned\\x07")
+    'red \\\\x1b]0;owned\\\\x07'
+    """
+    return _CONTROL.sub(lambda m: repr(m[0])[1:-1], _COLOR.sub("", text))
+
+
 class Redactor(logging.Filter):
     """Replaces known secrets, and strings of a secret's shape, before a record is formatted."""
 
@@ -107,7 +137,8 @@ class Redactor(logging.Filter):
         """
         for secret in self._secrets:
             text = text.replace(secret, "***")
-        return _SECRET_SHAPES.sub(lambda m: (m.group(2) or "") + "***", _masked_urls(text))
+        clean = printable(text)
+        return _SECRET_SHAPES.sub(lambda m: (m.group(2) or "") + "***", _masked_urls(clean))
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = self.redact(record.getMessage()), None

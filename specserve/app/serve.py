@@ -170,7 +170,7 @@ class _Run:
         return LaunchState(
             context=Context(state.value, draining=draining),
             engine_version=launch.engine_version,
-            command=args.shell_line(launch.command),
+            command=args.public_line(launch.command),
             plan=plan,
             reported=self._said,
             reconciliation=self._reconciliation,

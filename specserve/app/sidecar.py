@@ -118,7 +118,10 @@ class Watch:
         self._thread = threading.Thread(target=self._loop, name="sidecar", daemon=True)
         render = exposition(self.readings, model_name=settings.served_model_name)
         pages = Pages(render, self.status, self.probe, self.page)
-        self._server = SidecarServer(sidecar.host, sidecar.port, pages)
+        token = None
+        if sidecar.token is not None:
+            token = sidecar.token.get_secret_value()
+        self._server = SidecarServer(sidecar.host, sidecar.port, pages, token)
 
     @property
     def url(self) -> str:

@@ -41,6 +41,9 @@ def show(loaded: Loaded, output: str) -> None:
             click.echo(click.style(text, dim=True))
         else:
             click.echo(f"{text}  {click.style('# ' + row.source, fg='cyan')}")
+    masked = [row.key for row in table if row.is_masked]
+    if masked:
+        click.echo(f"Masked above: {', '.join(masked)}", err=True)
 
 
 @config.command()

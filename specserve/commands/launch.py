@@ -120,13 +120,16 @@ def show(planned: Launch, output: str) -> None:
     """The command on stdout, for a shell or as JSON, which is a YAML list too; notes on stderr."""
     import json
 
-    from specserve.engine.command.args import redacted, shell_line
+    from specserve.engine.command.args import masked_names, redacted, shell_line
 
     for note in planned.notes:
         click.echo(note, err=True)
     shown = redacted(planned.command)
     body = {"env": shown.env, "argv": shown.argv}
     click.echo(json.dumps(body, indent=1) if output == "json" else shell_line(shown))
+    names = masked_names(planned.command)
+    if names:
+        click.echo(f"Masked above, passed on as they are: {', '.join(names)}", err=True)
 
 
 def run(

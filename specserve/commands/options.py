@@ -140,8 +140,11 @@ def color() -> bool | None:
     return None
 
 
-def ask(url: str, timeout: float) -> Mapping[str, Any] | str:
-    """The JSON object at ``url``, whatever its HTTP status, or why there is none."""
+def ask(url: str, timeout: float, token: str | None = None) -> Mapping[str, Any] | str:
+    """The JSON object at ``url``, whatever its HTTP status, or why there is none.
+
+    ``token`` is what `sidecar.token_file` asks for.
+    """
     import json
     import urllib.error
     import urllib.request
@@ -150,8 +153,14 @@ def ask(url: str, timeout: float) -> Mapping[str, Any] | str:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         try:
-            answer = opener.open(url, timeout=timeout)
+            request = urllib.request.Request(url)  # noqa: S310 - http_url lets no other scheme by
+            if token:
+                # Not one of the headers that a redirect takes along.
+                request.add_unredirected_header("Authorization", f"Bearer {token}")
+            answer = opener.open(request, timeout=timeout)
         except urllib.error.HTTPError as error:  # 503 carries a verdict
+            if error.code == 401:
+                return "it asks for its token: --token-file FILE"
             answer = error
         with answer:
             found = json.loads(answer.read(_MAX_ANSWER_BYTES))
@@ -163,6 +172,25 @@ def ask(url: str, timeout: float) -> Mapping[str, Any] | str:
     if isinstance(found, dict):
         return found
     return NOT_A_SIDECAR
+
+
+def secret_in(file: Path, option: str) -> str:
+    """The secret that a file given by an option holds. Raises ConfigError."""
+    from specserve.errors import ConfigError
+    from specserve.files import read_small
+
+    try:
+        return read_small(file).strip()
+    except UnicodeDecodeError:
+        raise ConfigError(
+            "is not UTF-8 text; must hold the secret alone", where=f"{option} {file}"
+        ) from None
+    except OSError as error:
+        raise ConfigError(
+            f"cannot be read: {error.strerror}",
+            where=f"{option} {file}",
+            fix="name a file that you may read",
+        ) from None
 
 
 def warn(problem: Problem) -> None:

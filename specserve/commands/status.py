@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard
 
 import click
 
-from specserve.commands.options import NOT_A_SIDECAR, ask, format_option, http_url
+from specserve.commands.options import NOT_A_SIDECAR, ask, format_option, http_url, secret_in
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
@@ -53,8 +54,14 @@ _SECONDS = click.FloatRange(min=0.1, max=3600)
     type=_SECONDS,
     help="Seconds between two looks with --watch.",
 )
+@click.option(
+    "--token-file",
+    envvar="SPECSERVE_SIDECAR__TOKEN_FILE",
+    type=click.Path(path_type=Path),
+    help="File with the token of sidecar.token_file.",
+)
 @format_option
-def status(url: str, watch: bool, interval: float, output: str) -> None:
+def status(url: str, watch: bool, interval: float, token_file: Path | None, output: str) -> None:
     """Show state, acceptance, latency and alerts of a server.
 
     Exit code 0 when the server is ready, 1 when it is not, 5 when no sidecar answers.
@@ -62,8 +69,11 @@ def status(url: str, watch: bool, interval: float, output: str) -> None:
     import json
     import time
 
+    token = None
+    if token_file is not None:
+        token = secret_in(token_file, "--token-file")
     while True:
-        found = _fetch(url)
+        found = _fetch(url, token)
         if output == "json" and watch:
             click.echo(json.dumps(found))
         elif output == "json":
@@ -79,10 +89,10 @@ def status(url: str, watch: bool, interval: float, output: str) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _fetch(url: str) -> StatusJson:
+def _fetch(url: str, token: str | None) -> StatusJson:
     from specserve.errors import EngineLost
 
-    found = ask(url.rstrip("/") + "/status", 5)
+    found = ask(url.rstrip("/") + "/status", 5, token)
     if isinstance(found, Mapping) and _is_status(found):
         return found
     why = NOT_A_SIDECAR

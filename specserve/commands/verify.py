@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specserve.commands.options import answer, format_option, http_url, interruptible
+from specserve.commands.options import (
+    answer,
+    format_option,
+    http_url,
+    interruptible,
+    secret_in,
+)
 
 if TYPE_CHECKING:
     from specserve.app.golive import Outcome, Subject
@@ -85,7 +91,7 @@ def _subject(loaded: Loaded | None, url: str | None, key_file: Path | None) -> S
 
     key = None
     if key_file is not None:
-        key = _key(key_file)
+        key = secret_in(key_file, "--api-key-file")
     if loaded is None:
         return Subject(EngineClient(url or "", key), None, has_key=key is not None)
     settings = loaded.settings
@@ -96,18 +102,6 @@ def _subject(loaded: Loaded | None, url: str | None, key_file: Path | None) -> S
     else:
         client = EngineClient(url, key)
     return Subject(client, settings, has_key=key is not None)
-
-
-def _key(file: Path) -> str:
-    from specserve.errors import ConfigError
-    from specserve.files import read_small
-
-    try:
-        return read_small(file).strip()
-    except UnicodeDecodeError:
-        raise ConfigError(
-            "is not UTF-8 text; must hold the key", where=f"--api-key-file {file}"
-        ) from None
 
 
 def _launched(loaded: Loaded, told: Any) -> list[Outcome]:

@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 
 from specserve.config import legacy, rules
 from specserve.config.document import KeyPath, Yaml, dotted, inside, put, read
+from specserve.config.harmless import hidden_texts
 from specserve.config.schema import Settings
 from specserve.config.sentences import known_keys, one_per_union, sentence
 from specserve.config.sources import Cascade
@@ -42,12 +43,14 @@ class Loaded:
     """The ``--set`` values that it was loaded with."""
 
     def secrets(self) -> tuple[str, ...]:
-        """Every secret value, for the redaction of logs; of what is passed on to vLLM what its
-        names say is one.
+        """Every secret value, for the redaction of logs; of what is passed on to vLLM also what is
+        not known to be harmless.
         """
         engine, spec = self.settings.engine, self.settings.speculative_decoding
         known = (secret for _, secret in rules.secrets(self.settings))
-        return (*known, *secrets_in([engine.env, engine.extra_args, spec.extra_config]))
+        passed_on = {**engine.flags.values, "speculative-config": spec.extra_config}
+        named = secrets_in([engine.env, engine.extra_args, spec.extra_config])
+        return tuple(dict.fromkeys((*known, *named, *hidden_texts(engine.env, passed_on))))
 
 
 def load(path: Path, *, environ: Mapping[str, str], overrides: Sequence[str] = ()) -> Loaded:

@@ -18,6 +18,10 @@ from specserve.config.speculation import NEEDS_DRAFT, ONLY_FOR, SAME_DTYPE, WITH
 _SPEC = "speculative_decoding"
 
 
+SHORTEST = 4
+"""Characters that a key must have; a shorter one would be replaced in every line of a log."""
+
+
 @dataclass(frozen=True)
 class Complaint:
     """One rule that is broken, at one key."""
@@ -76,11 +80,26 @@ def _server(settings: Settings) -> Iterator[Complaint]:
         yield Complaint(
             ("server", "tls"), f"'server.tls.{missing}' is missing; TLS needs certificate and key"
         )
+    yield from _sidecar(settings)
     if settings.sidecar.enabled and settings.sidecar.port == server.port:
         yield Complaint(
             ("server", "port"),
             f"'server.port' is {server.port}, and so is 'sidecar.port'; must be two ports",
             "set sidecar.port to another port",
+        )
+
+
+def _sidecar(settings: Settings) -> Iterator[Complaint]:
+    sidecar = settings.sidecar
+    if sidecar.enabled and not _is_loopback(sidecar.host) and sidecar.token is None:
+        yield Complaint(
+            ("sidecar", "host"),
+            (
+                f"'sidecar.host' is {sidecar.host!r} and no token is set; anyone who reaches port "
+                f"{sidecar.port} can read metrics, alerts and the engine's command"
+            ),
+            "set sidecar.token_file, or let only Prometheus and the probes reach the port",
+            is_warning=True,
         )
 
 
@@ -175,7 +194,15 @@ def _secrets(settings: Settings) -> Iterator[Complaint]:
                 f"'{dotted(path)}' is empty; must hold the secret",
                 "set the variable that it comes from, or write null for none",
             )
-        elif name in ("api_key", "hub_token", "bearer_token") and not (
+        if name in ("api_key", "token") and 0 < len(secret) < SHORTEST:
+            yield Complaint(
+                path,
+                f"'{name}' has {len(secret)} characters; anyone could guess it, and logs cannot "
+                "hide it",
+                "make one with: openssl rand -hex 32",
+                is_warning=True,
+            )
+        if name in ("api_key", "hub_token", "bearer_token", "token") and not (
             secret.isascii() and secret.isprintable()
         ):
             yield Complaint(

@@ -8,7 +8,6 @@ from typing import Any
 
 from pydantic import BaseModel, SecretStr
 
-from specserve.config.alerting import WebhookReceiver
 from specserve.config.load import Loaded
 from specserve.log import masked
 
@@ -24,6 +23,8 @@ class Row:
     """JSON value; a secret is ``***``."""
     source: str
     """``file:line``, ``environment NAME``, ``--set KEY`` or ``default``."""
+    is_masked: bool = False
+    """Whether ``value`` is not what the configuration holds."""
 
     @property
     def is_default(self) -> bool:
@@ -48,10 +49,10 @@ def _walk(loaded: Loaded, section: BaseModel, prefix: str, out: list[Row]) -> No
                 _walk(loaded, item, f"{key}[{i}].", out)
         else:
             shown = _plain(value)
-            # Teams and Discord have their secret in the path.
-            if name == "url" and isinstance(section, WebhookReceiver):
+            # Teams and Discord have their secret in the path, gateways before Alertmanager may.
+            if name == "url" and isinstance(shown, str):
                 shown = re.sub(r"(//[^/?#]*)[/?#].+", r"\1/***", shown)
-            out.append(Row(key, shown, _source(loaded, key)))
+            out.append(Row(key, shown, _source(loaded, key), is_masked=shown != value))
 
 
 def _plain(value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from specserve.config.base import FilePath, Host, Port, Seconds, Section
+from specserve.config.base import FilePath, Host, Port, Seconds, Secret, Section
 
 
 class Sidecar(Section):
@@ -14,6 +14,16 @@ class Sidecar(Section):
     host: Host = Field("127.0.0.1", description="Address of the sidecar's HTTP server.")
     port: Port = Field(
         9400, description="Port of /metrics, /status, /livez, /readyz and /startupz."
+    )
+    token: Secret | None = Field(
+        None,
+        description="What readers of /metrics, /status and / must send; prefer token_file.",
+    )
+    token_file: FilePath | None = Field(
+        None,
+        description=(
+            "File that holds the token of /metrics, /status and the page; the probes stay open."
+        ),
     )
     scrape_interval_seconds: Seconds = Field(
         5.0, description="Time between two reads of the engine's metrics."

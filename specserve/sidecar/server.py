@@ -3,7 +3,9 @@ with the engine."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hmac
 import json
 import logging
 import socket
@@ -86,9 +88,13 @@ class SidecarServer(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 64
 
-    def __init__(self, host: str, port: int, pages: Pages) -> None:
-        """Raises ConfigError when the address cannot be listened on."""
+    def __init__(self, host: str, port: int, pages: Pages, token: str | None = None) -> None:
+        """With a ``token`` all but the probes is for those who send it.
+
+        Raises ConfigError when the address cannot be listened on.
+        """
         self.pages = pages
+        self._token = token
         self._open: OrderedDict[socket.socket, None] = OrderedDict()
         """Connections, oldest first."""
         self._thread = threading.Thread(target=self.serve_forever, name="sidecar-http", daemon=True)
@@ -110,6 +116,25 @@ class SidecarServer(ThreadingHTTPServer):
         if ":" in host:
             host = f"[{host}]"
         return f"http://{host}:{port}"
+
+    def admits(self, path: str, authorization: str | None) -> bool:
+        """Whether a request may have the path: probes are for all, the rest for who has the token.
+
+        It comes as ``Bearer TOKEN``, as Prometheus sends it, or as the password of ``Basic``, for
+        which a browser asks.
+        """
+        if self._token is None or path.partition("?")[0] in _PROBES:
+            return True
+        scheme, _, given = (authorization or "").strip().partition(" ")
+        given = given.strip()
+        if scheme.lower() == "basic":
+            try:
+                given = base64.b64decode(given, validate=True).decode().partition(":")[2]
+            except ValueError:  # not base64, or not UTF-8 in it
+                return False
+        elif scheme.lower() != "bearer":
+            return False
+        return hmac.compare_digest(given.encode(), self._token.encode())
 
     def start(self) -> None:
         """Begin to answer, in a thread."""
@@ -153,6 +178,9 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
+        if not self.server.admits(self.path, self.headers.get("Authorization")):
+            self._refuse()
+            return
         answer = self.server.pages.get(self.path)
         self.send_response(answer.status)
         for name, value in {**_HEADERS, "Content-Type": answer.content_type}.items():
@@ -161,6 +189,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(answer.body)
+
+    def _refuse(self) -> None:
+        body = b"this needs the token of sidecar.token_file: Authorization: Bearer TOKEN\n"
+        self.send_response(401)
+        self.send_header("WWW-Authenticate", 'Basic realm="specserve"')
+        self.send_header("Content-Type", "text/plain; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def do_HEAD(self) -> None:
         self.do_GET()

@@ -100,7 +100,7 @@ def test_version_names_engine_and_repairs(capsys):
         ),
         (
             "verify --url http://h --api-key-file missing",
-            "Error: missing: No such file or directory",
+            "Error: --api-key-file missing: cannot be read: No such file or directory",
         ),
         ("alerts lint binary", "Error: binary: is not UTF-8 text; must be a Prometheus rule file"),
         ("alerts lint ok.yaml", "Error: ok.yaml: no 'groups'; a Prometheus rule file is needed"),

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 
 from pydantic import JsonValue
 
-from specserve.config import legacy
+from specserve.config import harmless, legacy
 from specserve.config.base import FITTING
 from specserve.config.schema import Settings
 from specserve.engine.installed.introspect import Installed, release
 from specserve.errors import Change, ConfigError, Problem
-from specserve.log import is_secret_name, masked
+from specserve.log import hides, masked
 
 Flags = dict[str, JsonValue]
 """Flag without dashes -> value: see :func:`_render` for what each type becomes."""
@@ -307,6 +307,19 @@ def redacted(command: EngineCommand) -> EngineCommand:
     return EngineCommand(tuple(_shown(command.argv)), masked(command.env))
 
 
+def masked_names(command: EngineCommand) -> list[str]:
+    """The variables and flags of which :func:`redacted` does not show all."""
+    shown = redacted(command)
+    names = [name for name, value in command.env.items() if shown.env[name] != value]
+    flag = ""
+    for argument, seen in zip(command.argv, shown.argv, strict=True):
+        if argument.startswith("--"):
+            flag = argument.partition("=")[0]
+        if argument != seen:
+            names.append(flag or "an argument")
+    return list(dict.fromkeys(names))
+
+
 def shell_line(command: EngineCommand) -> str:
     """The command as it can be pasted into a POSIX shell, environment first, redacted.
 
@@ -322,6 +335,46 @@ def shell_line(command: EngineCommand) -> str:
     )
 
 
+def public_line(command: EngineCommand) -> str:
+    """The command for others, as on ``/status``: values of names that are not known to be harmless
+    are hidden.
+
+    >>> public_line(EngineCommand(("vllm", "serve", "m", "--seed", "1", "--x", "b"),
+    ...  {"SIGNING_SALT": "k", "VLLM_USE_V1": "1"}))
+    "SIGNING_SALT='***' VLLM_USE_V1=1 vllm serve m --seed 1 --x '***'"
+    """
+    env = {name: harmless.shown_variable(name, value) for name, value in command.env.items()}
+    shown = EngineCommand(tuple(_public(command.argv)), env)
+    return shell_line(shown)
+
+
+def _public(argv: Sequence[str]) -> Iterator[str]:
+    name = ""
+    for argument in argv:
+        flag, equals, value = "", "", argument
+        if argument.startswith("--"):
+            flag, equals, value = argument.partition("=")
+            name = flag.removeprefix("--")
+        if name and value:
+            value = _public_value(name, value)
+        yield flag + equals + value
+
+
+def _public_value(name: str, value: str) -> str:
+    try:
+        parsed: JsonValue = json.loads(value)
+    except ValueError:
+        parsed = value
+    if not isinstance(parsed, dict | list):
+        parsed = value
+    shown = harmless.shown_flag(name, parsed)
+    if isinstance(shown, str):
+        return shown
+    if shown == parsed:
+        return value
+    return json.dumps(shown)
+
+
 def _shown(argv: Sequence[str]) -> Iterator[str]:
     """Arguments without the secrets in them.
 
@@ -329,12 +382,14 @@ def _shown(argv: Sequence[str]) -> Iterator[str]:
     ...  "https://u:p@h/"))))
     ['serve', '--some-token', '***', '--seed=-1', '--otlp-traces-endpoint', 'https://***@h/']
     """
-    secret = False
+    name = ""
     for argument in argv:
         if argument.startswith("--"):
             flag, equals, value = argument.partition("=")
+            name = flag
         else:
             flag, equals, value = ("", "", argument)
-        if flag:
-            secret = is_secret_name(flag)
-        yield flag + equals + ("***" if secret and value else masked(value))
+        if value and hides(name, value):
+            yield flag + equals + "***"
+        else:
+            yield flag + equals + masked(value)

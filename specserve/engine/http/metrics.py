@@ -20,6 +20,7 @@ from typing import Literal, TypeVar
 from prometheus_client.parser import text_string_to_metric_families
 
 from specserve.errors import SpecserveError
+from specserve.log import printable
 from specserve.units import MIB
 
 MAX_BYTES = 16 * MIB
@@ -285,7 +286,7 @@ class _Reading:
                 case "position":
                     draft.positions[_position(labels["position"])] += value
                 case "reason":
-                    reason = labels.get("finished_reason", "unknown")[:MAX_LABEL]
+                    reason = printable(labels.get("finished_reason", "unknown")[:MAX_LABEL])
                     if len(draft.finished) >= MAX_REASONS and reason not in draft.finished:
                         reason = "other"
                     draft.finished[reason] += value
@@ -324,7 +325,7 @@ def _short(label: str) -> str:
     """A label that names something. Raises ValueError where it is too long for a name."""
     if len(label) > MAX_LABEL:
         raise ValueError(f"a name of {len(label)} characters")
-    return label
+    return printable(label)
 
 
 def _position(label: str) -> int:

@@ -20,6 +20,7 @@ from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
 from specserve.errors import ConfigError, ExitCode, SpecserveError
+from specserve.log import printable
 from specserve.units import MIB
 
 BODY_EXCERPT = 500
@@ -88,7 +89,7 @@ class EngineRefused(EngineError):
 
     def __init__(self, status: int, body: str, *, where: str) -> None:
         self.status = status
-        self.body = body[:BODY_EXCERPT]
+        self.body = printable(body[:BODY_EXCERPT])
         super().__init__(f"answered {status}: {self.body.strip() or '(empty body)'}", where=where)
 
 
