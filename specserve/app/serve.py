@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,8 @@ from pydantic import JsonValue
 from specserve.app.launch import Launch
 from specserve.config.schema import Settings
 from specserve.engine.command import args
-from specserve.engine.http.client import own_client
+from specserve.engine.http import metrics
+from specserve.engine.http.client import EngineError, own_client
 from specserve.engine.inside import repairs
 from specserve.engine.output import logs
 from specserve.errors import ConfigError, EngineStartError
@@ -30,7 +31,7 @@ from specserve.supervise.readiness import HEALTH_SECONDS, Readiness
 from specserve.supervise.report import Reporter, Serving
 from specserve.supervise.state import EngineState, Event, Failed, Lifecycle, Limits, Ready
 from specserve.supervise.supervisor import Hooks, Supervisor
-from specserve.supervise.verdict import LastSeen, judge
+from specserve.supervise.verdict import Drained, LastSeen, judge
 
 if TYPE_CHECKING:
     from specserve.app.sidecar import Watch
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
 
 DRAIN_MARGIN_SECONDS = 10.0
 """On top of the engine's own drain time: after its last request it still frees the GPU."""
+
+DRAIN_LOOK_SECONDS = 0.1
+"""Between two looks at what still runs."""
 
 _log = logging.getLogger("specserve.serve")
 
@@ -104,6 +108,8 @@ class _Run:
             self._client, settings.served_model_name, self._canary, self._stranger
         )
         self._said_unseen = False
+        self._drained = Drained()
+        self._is_draining = False
         self._follows = settings.engine.node_rank > 0
         hooks = Hooks(self._spawn, self._check_ready, self._check_alive, self._changed, self._gone)
         self._limits = limits(settings)
@@ -274,8 +280,33 @@ class _Run:
         self._report.note(words)
         return None
 
+    def _watch_drain(self, child: Child) -> None:
+        """Count what still runs, for as long as it answers."""
+        began = time.monotonic()
+        while child.poll() is None:
+            with suppress(EngineError, metrics.MetricsError):
+                # In this order: a core that has ended with nothing left to do is not dead.
+                is_alive = self._client.health(timeout=HEALTH_SECONDS)
+                text = self._client.metrics_text(timeout=HEALTH_SECONDS)
+                seconds = time.monotonic() - began
+                seen = metrics.parse(text, at_seconds=time.monotonic())
+                running = seen.total("running")
+                if running is not None:
+                    unfinished = round(running + (seen.total("waiting") or 0))
+                    self._drained = Drained(unfinished, not is_alive, seconds)
+            time.sleep(DRAIN_LOOK_SECONDS)
+
     def _changed(self, machine: Lifecycle, reason: str) -> None:
         _log.debug("%s: %s", machine.state, reason)
+        drains = (
+            machine.state is EngineState.STOPPING and machine.stopped_from is EngineState.RUNNING
+        )
+        child = self._supervisor.child
+        if drains and child is not None and not self._is_draining and not self._follows:
+            self._is_draining = True
+            threading.Thread(
+                target=self._watch_drain, args=(child,), name="drain", daemon=True
+            ).start()
         self._report.changed(machine.state, reason)
         if machine.state is EngineState.RUNNING:
             lines: list[str] = []
@@ -344,6 +375,7 @@ class _Run:
             tuple(child.lines()),
             child.poll(),
             self._readiness.last_answer,
+            self._drained,
         )
         if self._record is not None and not child.session.members():
             leftovers.forget(self._record)
@@ -362,6 +394,7 @@ def limits(settings: Settings) -> Limits:
     return Limits(
         start_timeout_seconds=engine.startup_timeout_seconds,
         drain_timeout_seconds=engine.drain_timeout_seconds + DRAIN_MARGIN_SECONDS,
+        engine_drain_seconds=engine.drain_timeout_seconds,
         max_restarts=engine.max_restarts,
         backoff_seconds=engine.restart_backoff_seconds,
     )

@@ -97,6 +97,10 @@ def launch(
         raise ConfigError(
             "there is no such folder; must be one to write to", where=f"--ready-file {ready_file}"
         )
+    if ready_file is not None and _is_special(ready_file):
+        raise ConfigError(
+            "is a device or a pipe; must be a file", where=f"--ready-file {ready_file}"
+        )
     debug = bool((context.obj or {}).get("debug"))
     run(
         loaded,
@@ -114,6 +118,17 @@ def launch(
         ready_file=ready_file,
         owner=owner,
     )
+
+
+def _is_special(path: Path) -> bool:
+    """A file of an earlier run is deleted at the start, which would delete a device, too."""
+    import stat
+
+    try:
+        mode = path.lstat().st_mode
+    except OSError:
+        return False
+    return path.is_relative_to("/dev") or not (stat.S_ISREG(mode) or stat.S_ISLNK(mode))
 
 
 def show(planned: Launch, output: str) -> None:

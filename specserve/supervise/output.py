@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import re
+import stat
 from collections.abc import Sequence
+from contextlib import suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Self
@@ -33,6 +36,7 @@ class EngineLog:
     def __init__(self, path: Path, secrets: Sequence[str] = ()) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            _refuse_pipe(path)
             self._handler = _Quiet(path, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8")
             if path.stat().st_size:
                 self._handler.doRollover()  # the run before this one
@@ -49,7 +53,10 @@ class EngineLog:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._handler.close()
+        # Closing writes what a full disk has refused so far; how the engine ended stands all the
+        # same.
+        with suppress(OSError):
+            self._handler.close()
 
     def write(self, line: str) -> str:
         """Append one line; returns it as it may be shown."""
@@ -57,6 +64,16 @@ class EngineLog:
         self._handler.handle(logging.makeLogRecord({"msg": clean}))
         _log.debug("%s", clean)
         return clean
+
+
+def _refuse_pipe(path: Path) -> None:
+    """Opening one waits for a reader, and a reader that stops would stop us."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+        raise OSError(errno.EINVAL, "it is a pipe", str(path))
 
 
 class _Quiet(RotatingFileHandler):

@@ -94,6 +94,8 @@ class Limits:
     backoff_seconds: float = 2.0
     grace_seconds: float = 5.0
     """From TERM to KILL for an engine that serves nobody."""
+    engine_drain_seconds: float = float("inf")
+    """After which the engine itself gives up on running requests."""
 
     def backoff(self, restarts: int) -> float:
         """Pause before restart number ``restarts`` (from 0): doubles each time.

@@ -8,6 +8,7 @@ Python runs the handler in the main thread only, and does not wake it for that.
 
 from __future__ import annotations
 
+import errno
 import queue
 import signal
 import threading
@@ -148,9 +149,12 @@ class Supervisor:
         except OSError as error:
             broken = error.filename is not None  # else the machine refused us a process or a pipe
             fix = "free memory, or raise the limits on processes and files"
-            if broken:
-                fix = "reinstall the engine"
             cause = f"{error.filename or 'the engine'} cannot be executed ({error.strerror})"
+            if error.errno == errno.E2BIG:
+                broken, cause = True, "its command and environment are longer than the system takes"
+                fix = "shorten engine.extra_args, engine.env or server.served_model_name"
+            elif broken:
+                fix = "reinstall the engine"
             self._apply(state.Failed(cause, retry=not broken, fix=fix))
             self._apply(state.Exited("never started"))
             return

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import re
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
 from specserve.errors import EngineLost, EngineStartError, Interrupted, Problem
+from specserve.supervise.child import exit_cause
 from specserve.supervise.state import EngineState, Lifecycle, Limits
 
 TAIL_LINES = 20
+LAST_LOOK_SECONDS = 0.5
+"""A request that was seen so shortly before the engine's time was up, and the engine has ended:
+it was cut off."""
 _NOISE = re.compile(r"nanobind: |See https://nanobind| - leaked | - \.\.\. skipped")
 """Printed by an extension module of vLLM's while it exits, after the lines about the cause."""
+
+
+@dataclass(frozen=True)
+class Drained:
+    """What was seen of an engine while it drained."""
+
+    unfinished: int | None = None
+    """Requests in it at the last look; None when no look succeeded."""
+    is_core_dead: bool = False
+    """/health returned an error: its API process lived on without the part that computes."""
+    seconds: float = 0.0
+    """From the stop signal to that look."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +42,7 @@ class LastSeen:
     status: int | None = None
     answer: str | None = None
     """What the last readiness check found wrong."""
+    drained: Drained = Drained()
 
 
 def judge(machine: Lifecycle, seen: LastSeen, limits: Limits) -> None:
@@ -51,13 +69,54 @@ def judge(machine: Lifecycle, seen: LastSeen, limits: Limits) -> None:
         raise Interrupted(
             "ended without draining, as asked; running requests were cut off", where="launch"
         )
+    cut = _cut_off(seen.drained.unfinished)
     if machine.killed:
         raise EngineLost(
             f"did not end within {limits.drain_timeout_seconds:g} s after SIGTERM and was killed; "
-            "running requests were cut off",
+            f"{cut}",
             where="engine",
             fix="raise engine.drain_timeout_seconds",
         )
+    _require_drained(seen, limits, cut)
+
+
+def _require_drained(seen: LastSeen, limits: Limits, cut: str) -> None:
+    """An engine that dies, or gives up, while requests run has not drained.
+
+    One that ends by itself in time, with status 0 or by the SIGTERM that it was sent, has let them
+    finish: what the last look saw running has ended since.
+    """
+    drained, status = seen.drained, seen.status
+    if status is None or drained.unfinished == 0:
+        return
+    is_killed = status < 0 and -status not in (signal.SIGTERM, signal.SIGINT)
+    fix = f"read {seen.log}"
+    if is_killed or drained.is_core_dead:
+        what = f"{exit_cause(status)} while it drained"
+        if drained.is_core_dead and not is_killed:
+            what = "its engine core died while it drained (/health returned an error)"
+    elif drained.unfinished is None:
+        return
+    elif drained.seconds >= limits.engine_drain_seconds - LAST_LOOK_SECONDS:
+        what = f"gave up after {limits.engine_drain_seconds:g} s of draining"
+        fix = "raise engine.drain_timeout_seconds"
+    elif status > 0:
+        what = f"{exit_cause(status)} while it drained"
+    else:
+        return
+    raise EngineLost(f"{what}; {cut}", where="engine", fix=fix)
+
+
+def _cut_off(unfinished: int | None) -> str:
+    match unfinished:
+        case None:
+            return "running requests were cut off, their number is not known"
+        case 0:
+            return "no request was running"
+        case 1:
+            return "1 running request was cut off"
+        case _:
+            return f"{unfinished} running requests were cut off"
 
 
 def failure(machine: Lifecycle, seen: LastSeen) -> Problem:

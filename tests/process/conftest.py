@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from programs import DRIVER, MARK, STUB, Program, marked, start, start_on_terminal, unused_port
@@ -64,11 +64,15 @@ def launch(tmp_path, free_port, monkeypatch) -> Iterator[Callable[..., Program]]
     started: list[Program] = []
 
     def go(
-        *flags: object, port: int = free_port, through: str | None = None, tty: bool = False
+        *flags: object,
+        port: int = free_port,
+        through: str | None = None,
+        tty: bool = False,
+        before: Sequence[str] = (),
     ) -> Program:
         config = tmp_path / f"config-{port}.yaml"
         config.write_text(CONFIG.format(port=port), encoding="utf-8")
-        argv = [sys.executable, str(DRIVER), str(config), *map(str, flags)]
+        argv = [*before, sys.executable, str(DRIVER), str(config), *map(str, flags)]
         path = tmp_path / f"launch-{len(started)}.log"
         program = (
             start_on_terminal(argv, path, port) if tty else start(argv, path, port, through=through)

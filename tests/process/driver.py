@@ -34,15 +34,18 @@ STUB = Path(__file__).parents[1] / "stub_engine.py"
     "--calibrate", type=click.Path(path_type=Path), help="With a plan of the stub's memory."
 )
 @click.option("--ready-file", type=click.Path(path_type=Path))
+@click.option("--engine-log", type=click.Path(path_type=Path))
+@click.option("--repeat", type=int, default=1, help="Of the engine's command, to make it too long.")
 @click.option("--owner", callback=owner_of)
 @click.argument("stub", nargs=-1, type=click.UNPROCESSED)
-def drive(loaded, reap, drain_margin, calibrate, *, ready_file, owner, stub):
+def drive(loaded, reap, drain_margin, calibrate, *, ready_file, owner, engine_log, repeat, stub):
     """Launch the stub."""
     if drain_margin is not None:
         serve.DRAIN_MARGIN_SECONDS = drain_margin
     argv = build(loaded.settings, installed=Installed("vllm", "0.32.0")).argv
     folder = leftovers.folders(os.environ).run
     command = EngineCommand((sys.executable, str(STUB), *argv[4:], *stub))
+    command = EngineCommand(command.argv * repeat)
     report = None
     if calibrate:
         sys.path.append(str(Path(__file__).parents[2]))
@@ -55,7 +58,7 @@ def drive(loaded, reap, drain_margin, calibrate, *, ready_file, owner, stub):
         command,
         dict(os.environ),
         folder,
-        folder / "engine.log",
+        engine_log or folder / "engine.log",
         report=report,
         calibrate=calibrate,
     )

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import signal
 import subprocess
 import threading
+import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -185,6 +189,121 @@ def test_an_engine_that_ignores_term_is_killed_when_the_drain_is_over(launch):
     program.signal(signal.SIGTERM)
     assert program.ends() == 5
     assert "Fix: raise engine.drain_timeout_seconds" in program.output
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
+def test_an_engine_that_dies_in_the_drain_is_5_with_the_requests_cut_off(launch, number):
+    """As by the OOM killer: two streams ran, and both are counted."""
+    program = launch("--set", "engine.drain_timeout_seconds=60")
+    program.says("engine log")
+    program.control(step=0.5, acceptance="0")
+    for _ in range(2):
+        cut_off(program.url)
+    wait_until(lambda: program.control()["in_flight"] == 2)
+    engine = psutil.Process(program.control()["pid"])
+    program.signal(signal.SIGTERM)
+    program.says("draining")
+    engine.send_signal(number)
+    assert program.ends() == 5
+    assert f"Error: engine: was killed by {number.name}" in program.output
+    assert "while it drained; 2 running requests were cut off" in program.output
+
+
+def test_an_engine_that_gives_up_in_the_drain_is_5(launch):
+    """It ends by itself with status 0 when its own time is up, and a stream still ran."""
+    program = launch("--set", "engine.drain_timeout_seconds=2")
+    program.says("engine log")
+    program.control(step=0.5, acceptance="0")
+    cut_off(program.url)
+    wait_until(lambda: program.control()["in_flight"] == 1)
+    program.signal(signal.SIGTERM)
+    assert program.ends() == 5
+    assert "gave up after 2 s of draining; 1 running request was cut off" in program.output
+    assert "Fix: raise engine.drain_timeout_seconds" in program.output
+
+
+def test_a_core_that_dies_in_the_drain_is_5(launch):
+    """The API process lives on, answers /health with an error, and then ends with status 0."""
+    program = launch("--set", "engine.drain_timeout_seconds=60")
+    program.says("engine log")
+    program.control(step=0.5, acceptance="0")
+    cut_off(program.url)
+    wait_until(lambda: program.control()["in_flight"] == 1)
+    program.signal(signal.SIGTERM)
+    program.says("draining")
+    program.control(health_status=503, running=1)
+    time.sleep(1)
+    program.control(step=0.01)
+    assert program.ends() == 5
+    assert "its engine core died while it drained" in program.output
+    assert "1 running request was cut off" in program.output
+
+
+def test_an_engine_that_is_killed_idle_in_the_drain_cut_nothing_off(launch):
+    """No request ran: nothing was lost, and the exit code says so."""
+    program = launch("--set", "engine.drain_timeout_seconds=60", "--stub-ignore-term")
+    program.says("engine log")
+    engine = psutil.Process(program.control()["pid"])
+    program.signal(signal.SIGTERM)
+    program.says("draining")
+    time.sleep(1)
+    engine.kill()
+    assert program.ends() == 0
+
+
+def cut_off(url: str) -> threading.Thread:
+    """A stream in a thread that does not mind being cut off."""
+
+    def ask() -> None:
+        body = {"model": "tiny", "prompt": "a b", "max_tokens": 500, "stream": True}
+        with contextlib.suppress(requests.RequestException):
+            _ = requests.post(f"{url}/v1/completions", json=body, timeout=60).text
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    return thread
+
+
+FULL = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=300k none "$0" && exec "$@"')
+"""A command in front of another, for which the first argument is a folder on a small disk."""
+
+
+@pytest.mark.parametrize("full", ["state", "log", "device"])
+def test_a_full_disk_changes_no_exit_code(launch, tmp_path, full):
+    """The state folder or the log on a disk that fills up while it serves: a clean drain is 0."""
+    small, path = tmp_path / "small", str(tmp_path / "specserve")
+    log = []
+    if full != "state":
+        small.mkdir()
+        path = str(small)
+        log = ["--engine-log", str(small / "log")]
+    if full == "device":
+        program = launch("--engine-log", "/dev/full")
+    elif subprocess.run([*FULL[:2], "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no mount namespace may be made here")
+    else:
+        Path(path).mkdir(exist_ok=True)
+        program = launch(*log, "--stub-stderr-flood", 2**20, before=[*FULL, path])
+    program.says("engine log")
+    assert requests.post(f"{program.url}/v1/completions", json={"max_tokens": 1}, timeout=20).ok
+    program.signal(signal.SIGTERM)
+    assert program.ends() == 0, program.output
+
+
+def test_a_pipe_as_the_engines_log_is_refused(launch, tmp_path):
+    """Opening it would wait for a reader for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    program = launch("--engine-log", tmp_path / "pipe")
+    assert program.ends() == 2
+    assert f"Error: {tmp_path}/pipe: cannot be written (it is a pipe)" in program.output
+
+
+def test_a_command_that_is_too_long_is_named(launch):
+    """The system refuses it; a reinstalled engine would not help, and no restart."""
+    program = launch("--repeat", 100_000)
+    assert program.ends() == 4
+    assert "its command and environment are longer than the system takes" in program.output
+    assert "Fix: shorten engine.extra_args" in program.output
 
 
 def test_interrupt_while_starting_is_130(launch, records):

@@ -145,6 +145,7 @@ HOMES = {
         "commands/",
     },
     r"\bsignal\.signal\(": {
+        "__main__.py",
         "supervise/supervisor.py",
         "commands/options.py",
         "engine/inside/draining.py",

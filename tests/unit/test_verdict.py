@@ -11,7 +11,7 @@ from specserve.commands.launch import block
 from specserve.errors import EngineLost, EngineStartError, Interrupted
 from specserve.supervise.report import Serving
 from specserve.supervise.state import EngineState, Lifecycle, Limits
-from specserve.supervise.verdict import LastSeen, judge
+from specserve.supervise.verdict import Drained, LastSeen, judge
 
 LIMITS = Limits(start_timeout_seconds=100, drain_timeout_seconds=70)
 LOG = Path("/logs/engine.log")
@@ -24,6 +24,54 @@ def test_a_clean_drain_says_nothing():
         LastSeen(LOG),
         LIMITS,
     )
+
+
+STOPPED = Lifecycle(
+    EngineState.STOPPED, stop_signal="SIGTERM", stopped_from=EngineState.RUNNING, was_ready=True
+)
+OOM = "(out of memory, or somebody ended it)"
+CUT = "running requests were cut off"
+UNKNOWN = f"{CUT}, their number is not known"
+HEALTH = "(/health returned an error)"
+DRAIN = Limits(start_timeout_seconds=100, drain_timeout_seconds=70, engine_drain_seconds=60)
+
+
+@pytest.mark.parametrize(
+    ("status", "drained"),
+    [
+        (0, Drained()),
+        (0, Drained(0, seconds=59.9)),
+        (0, Drained(3, seconds=20)),  # they have ended since that look: it had the time
+        (-15, Drained(3, seconds=20)),  # uvicorn ends itself by the signal that it was sent
+        (-9, Drained(0, seconds=20)),
+        (1, Drained(0, seconds=20)),
+        (0, Drained(0, is_core_dead=True, seconds=1)),  # the core has ended before its API process
+    ],
+)
+def test_a_drain_that_cut_nothing_off_says_nothing(status, drained):
+    """However it ended: no request was lost."""
+    judge(STOPPED, LastSeen(LOG, status=status, drained=drained), DRAIN)
+
+
+@pytest.mark.parametrize(
+    ("status", "drained", "words"),
+    [
+        (-9, Drained(2), f"was killed by SIGKILL {OOM} while it drained; 2 {CUT}"),
+        (-11, Drained(None), f"was killed by SIGSEGV while it drained; {UNKNOWN}"),
+        (1, Drained(1), "exited with status 1 while it drained; 1 running request was cut off"),
+        (0, Drained(4, seconds=59.9), f"gave up after 60 s of draining; 4 {CUT}"),
+        (
+            0,
+            Drained(4, is_core_dead=True),
+            f"its engine core died while it drained {HEALTH}; 4 {CUT}",
+        ),
+    ],
+)
+def test_requests_that_a_drain_cut_off_are_counted(status, drained, words):
+    """Exit code 5, with the number where it is known."""
+    with pytest.raises(EngineLost) as caught:
+        judge(STOPPED, LastSeen(LOG, status=status, drained=drained), DRAIN)
+    assert caught.value.problems[0].message == words
 
 
 def test_a_failed_start_names_cause_phase_and_remedy():
