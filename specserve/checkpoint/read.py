@@ -13,7 +13,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from specserve.checkpoint.facts import CheckpointRefused, ModelFacts, Source
+from specserve.checkpoint.fields import LAYER_LISTS, PER_LAYER, Config
 from specserve.checkpoint.folder import LocalFolder
+from specserve.checkpoint.quantization import QUANT_FILE, with_quant_file
 from specserve.checkpoint.safetensors import Corrupt, TensorFacts, parse_object, read_header
 from specserve.findings import Finding
 from specserve.units import size
@@ -49,7 +51,7 @@ _SIZES = (
 _LARGEST = 1 << 31
 _TYPES: Mapping[type, tuple[str, ...]] = {
     str: ("model_type", "torch_dtype", "dtype", "quant_method"),
-    list: ("architectures", "layer_types"),
+    list: ("architectures", *LAYER_LISTS),
     dict: (
         "quantization_config",
         "compression_config",
@@ -64,7 +66,7 @@ _TYPES: Mapping[type, tuple[str, ...]] = {
         "dflash_config",
         "eagle_config",
         "mtp_config",
-        "kv_cache_scheme",
+        "linear_attn_config",
     ),
     bool: ("tie_word_embeddings",),
 }
@@ -75,7 +77,6 @@ _IN_WORDS: Mapping[type, str] = {
     dict: "an object",
     bool: "true or false",
 }
-_PER_LAYER = ("intermediate_size", "num_key_value_heads", "num_attention_heads")
 _NEVER_ZERO = ("vocab_size", "hidden_size")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _NOT_WEIGHTS = ("adapter_", "training_args", "optimizer", "scheduler", "rng_state")
@@ -115,10 +116,11 @@ def describe(source: Source) -> ModelFacts:
             problems.append(_corrupt(where, name, str(e)))
             return {}
 
-    config = small("config.json")
+    config: Config = small("config.json")
     if "config.json" not in sizes:
         problems.append(_no_config(where, sizes))
     generation, tokenizer = small("generation_config.json"), small("tokenizer_config.json")
+    config = with_quant_file(config, small(QUANT_FILE))
     tensors, total, notes = _weights(source, sizes, small(INDEX, MAX_INDEX_BYTES), problems)
     template = _chat_template(source, sizes, tokenizer, small("chat_template.json"))
     problems += _config_faults(where, config)
@@ -172,7 +174,7 @@ def _sections(
 
 def _is_count(key: str, value: object) -> bool:
     if isinstance(value, list):
-        return key in _PER_LAYER and all(
+        return key in PER_LAYER and all(
             n is None or (type(n) is int and 0 <= n < _LARGEST) for n in value
         )
     return type(value) is int and _least(key) <= value < _LARGEST

@@ -8,11 +8,13 @@ model_executor/layers/mamba/mamba_utils.py; 2026-11-29).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from specserve.checkpoint.fields import DTYPE_BYTES, Config, first_int, layer_count
+from specserve.memory import blocks as layout
+from specserve.memory.blocks import DecoderLayer
 from specserve.memory.deployment import Shape
 from specserve.memory.states import state_bytes
 
@@ -75,11 +77,12 @@ def _layers(config: Config, shape: Shape) -> CacheModel:
             (), ("KV cache: config.json names no plausible number of layers, counted as 0",)
         )
     assumed: list[str] = []
-    kinds = layer_kinds(config, count)
+    found = layout.blocks(config, count)
     shared = config.get("num_kv_shared_layers") or 0
-    if isinstance(shared, int) and 0 < shared < len(kinds):
-        kinds = kinds[: len(kinds) - shared]
-    layers = [layer for kind in kinds for layer in _one_layer(kind, config, shape, assumed)]
+    if isinstance(shared, int) and 0 < shared < len(found):
+        found = found[: len(found) - shared]
+    alike = {block: _one_layer(block, config, shape, assumed) for block in dict.fromkeys(found)}
+    layers = [layer for block in found for layer in alike[block]]
     if (
         config.get("use_cla")
         and isinstance(factor := config.get("cla_share_factor"), int)
@@ -94,16 +97,22 @@ def _layers(config: Config, shape: Shape) -> CacheModel:
     return CacheModel(tuple(layers), tuple(dict.fromkeys(assumed)))
 
 
-def _one_layer(kind: str, config: Config, shape: Shape, assumed: list[str]) -> list[CacheLayer]:
+def _one_layer(
+    block: DecoderLayer, config: Config, shape: Shape, assumed: list[str]
+) -> list[CacheLayer]:
+    kind = block.mixer
+    if block.kv_heads:
+        config = {**config, "num_key_value_heads": block.kv_heads}
     window = first_int(config, "sliding_window", "sliding_window_size", "window_size")
-    if kind == "none":
+    if kind in {"none", "linear"}:
         return []
     if kind == "sliding" and window:
         return [_attention(config, shape, "sliding", window)]
     if kind == "chunked":
         return [_attention(config, shape, "chunked", first_int(config, "attention_chunk_size"))]
     layers = [_attention(config, shape, "full")]
-    if (indexer := first_int(config, "index_head_dim")) and config.get("index_topk"):
+    indexer = first_int(config, "index_head_dim")
+    if block.indexer and indexer:
         layers.append(CacheLayer("full", token_bytes=indexer + 4 * -(-indexer // 128), mla=True))
     if kind in {"full", "sliding"}:
         return layers
@@ -214,107 +223,3 @@ def head_geometry(config: Config, kind: str = "full") -> tuple[int, int, int]:
     if str(config.get("model_type")) in {"mimo_v2_flash", "mimo_v2"}:
         return kv, dim, first_int(config, "v_head_dim") or dim
     return kv, dim, dim
-
-
-_KINDS = {
-    "full_attention": "full",
-    "attention": "full",
-    "full": "full",
-    "sliding_attention": "sliding",
-    "sliding": "sliding",
-    "local": "sliding",
-    "global": "full",
-    "chunked_attention": "chunked",
-    "linear_attention": "state",
-    "mamba": "state",
-    "mamba2": "state",
-    "conv": "state",
-    "recurrent": "state",
-    "hybrid": "state+full",
-    "mlp": "none",
-    "moe": "none",
-}
-
-
-def layer_kinds(config: Config, count: int) -> list[str]:
-    """What each layer is: full, sliding, chunked, state, state+full, or none (no attention)."""
-    for key in ("layer_types", "layers_block_type", "block_types"):
-        if isinstance(names := config.get(key), list) and names:
-            return [_KINDS.get(str(n), str(n)) for n in _cycle(names, count)]
-    if isinstance(blocks := config.get("block_configs"), list):  # pruned by NAS
-        return ["none" if _no_attention(b) else "full" for b in blocks]
-    return _hybrid_kinds(config, count) or _attention_kinds(config, count)
-
-
-def _hybrid_kinds(config: Config, count: int) -> list[str] | None:
-    """Layers of a model with recurrent states, by the fields of each family;
-    None for a model without.
-    """
-    # Nemotron-H: M mamba, * attention, - MLP.
-    if isinstance(pattern := config.get("hybrid_override_pattern"), str):
-        return [{"M": "state", "*": "full"}.get(c, "none") for c in pattern]
-    interval = first_int(config, "full_attention_interval")
-    period = first_int(config, "attn_layer_period")
-    attention_types = config.get("attn_type_list")
-    linear = config.get("linear_attn_config")
-    if interval and "linear_num_value_heads" in config:  # Qwen3-Next, Qwen3.5
-        full = {i for i in range(count) if (i + 1) % interval == 0}
-    elif period:  # Jamba
-        offset = first_int(config, "attn_layer_offset") or 0
-        full = {i for i in range(count) if i % period == offset}
-    elif isinstance(attention_types, list):  # MiniMax: 0 linear, 1 full
-        full = {i for i, kind in enumerate(attention_types) if kind}
-        count = len(attention_types)
-    elif isinstance(linear, Mapping):  # Kimi Linear counts from one
-        listed = linear.get("full_attn_layers")
-        if not isinstance(listed, list):
-            listed = []
-        full = {i for i in range(count) if i + 1 in listed}
-    elif config.get("model_type") == "falcon_h1":
-        return ["state+full"] * count
-    else:
-        return None
-    return ["full" if i in full else "state" for i in range(count)]
-
-
-def _no_attention(block: Any) -> bool:
-    if isinstance(block, Mapping):
-        attention = block.get("attention")
-    else:
-        attention = None
-    return isinstance(attention, Mapping) and bool(
-        attention.get("no_op") or attention.get("replace_with_linear")
-    )
-
-
-def _attention_kinds(config: Config, count: int) -> list[str]:
-    """Layers of a model that has attention everywhere: where a window or chunk applies."""
-    kind = str(config.get("model_type", ""))
-    if first_int(config, "attention_chunk_size") and "llama4" in kind:
-        rope = config.get("no_rope_layers")
-        if not isinstance(rope, list) or not rope:
-            rope = [
-                (i + 1) % (first_int(config, "no_rope_layer_interval") or 4) for i in range(count)
-            ]
-        return ["chunked" if r else "full" for r in rope]
-    if (
-        not first_int(config, "sliding_window", "sliding_window_size")
-        or config.get("use_sliding_window") is False
-    ):
-        return ["full"] * count
-    pattern = first_int(config, "sliding_window_pattern", "_sliding_window_pattern") or {
-        "gemma2": 2,
-        "gpt_oss": 2,
-        "gemma3": 6,
-        "gemma3_text": 6,
-        "cohere2": 4,
-    }.get(kind)
-    if pattern:
-        return ["full" if (i + 1) % pattern == 0 else "sliding" for i in range(count)]
-    if kind.startswith("qwen2") and isinstance(first := config.get("max_window_layers"), int):
-        return ["full" if i < first else "sliding" for i in range(count)]
-    return ["sliding"] * count
-
-
-def _cycle(names: Sequence[Any], count: int) -> list[Any]:
-    return [names[i % len(names)] for i in range(count)]

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from specserve.checkpoint.fields import Config, first_int
 from specserve.gpu.names import lookup
+from specserve.memory.blocks import expert_count
 from specserve.memory.deployment import Shape
 from specserve.memory.layers import is_mla
-from specserve.memory.parameters import expert_count
 from specserve.units import GIB, MIB
 
 MAX_ITEM_TOKENS = 16384

@@ -1,24 +1,27 @@
 """The tensors that a checkpoint must hold, from config.json alone: for plans without weights or
 headers.
 
-Only the common decoder is known: attention (heads or MLA), gated MLP, experts, gated delta net, a
-vision tower. Whatever config.json does not name that way has no entry here, and the caller says
-what it assumed.
+Known are attention (heads, MLA, DeepSeek V4's), recurrent layers (gated delta net, Kimi's, Mamba,
+short convolution), MLPs, experts, MTP modules and a vision tower. Whatever config.json does not
+name that way has no entry here, and the caller says what it assumed. Shapes as in vLLM 0.32's model
+code (2026-12-01).
 """
 
 from __future__ import annotations
 
-import contextlib
-import fnmatch
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from math import prod
-from typing import Any
 
+from specserve.checkpoint import schemes
 from specserve.checkpoint.fields import MAX_LAYERS, Config, first_int, is_tied, layer_count
 from specserve.checkpoint.quantization import quantization_section
 from specserve.checkpoint.safetensors import TensorFacts
-from specserve.memory.layers import head_geometry, is_mla, layer_kinds
+from specserve.checkpoint.schemes import Quantization
+from specserve.memory import blocks
+from specserve.memory.blocks import DecoderLayer, expert_count
+from specserve.memory.layers import head_geometry, is_mla
 
 Entry = tuple[str, tuple[int, ...]]
 
@@ -39,33 +42,52 @@ _UNGATED = {
     "codegen",
 }
 """Families whose MLP has two matrices instead of three."""
+_INNER = ("intermediate_size_mlp", "dense_intermediate_size", "intermediate_size", "ffn_dim",
+          "n_inner", "ffn_hidden_size", "d_inner")  # fmt: skip
+_MTP = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
+_NEVER_PACKED = re.compile(r"gate\.weight|conv|eh_proj|A_log|dt_bias|x_proj|_fn$|tid2eid")
+"""Matrices that no quantizer touches: routers, convolutions, what joins an MTP module's inputs."""
 
 
-def of_config(whole: Mapping[str, Any], config: Config) -> dict[str, TensorFacts] | None:
+def of_config(whole: Config, config: Config) -> dict[str, TensorFacts] | None:
     """Tensors by name; None where config.json names no decoder of this kind."""
     hidden, layers = first_int(config, "hidden_size", "n_embd", "d_model"), layer_count(config)
     vocabulary = first_int(config, "vocab_size") or first_int(whole, "vocab_size")
     if not hidden or not layers or not vocabulary:
         return None
-    entries: list[Entry] = [
-        ("model.embed_tokens.weight", (vocabulary, hidden)),
-        ("model.norm.weight", (hidden,)),
-    ]
+    section = quantization_section(whole) or {}
+    quantized = schemes.of_section(section, config)
+    outside = _outside(config, hidden, vocabulary, layers)
+    stored = {name: _half(shape) for name, shape in (*outside, *_tower(whole, hidden))}
+    head: Entry = ("lm_head.weight", (vocabulary, hidden))
     if not is_tied(config, whole):
-        entries.append(("lm_head.weight", (vocabulary, hidden)))
-    for index, kind in enumerate(layer_kinds(config, layers)):
-        entries += (
-            (f"model.layers.{index}.{n}", s) for n, s in _layer(config, hidden, index, kind)
-        )
-    entries += _tower(whole, hidden)
-    quantized = quantization_section(whole) or {}
-    stored = {name: facts for entry in entries for name, facts in _stored(*entry, quantized)}
-    mtp = list(_mtp(config, hidden, layers))
-    if _reaches_mtp(quantized, layers):
-        reached = quantized
-    else:
-        reached = {}
-    return stored | {name: facts for entry in mtp for name, facts in _stored(*entry, reached)}
+        if "lm_head" in quantized.named:
+            stored.update(_packed(*head, quantized.named["lm_head"]))
+        else:
+            stored[head[0]] = _half(head[1])
+    alike: dict[DecoderLayer, list[Entry]] = {}  # each kind of layer is reckoned once
+    for index, block in enumerate(blocks.blocks(config, layers)):
+        if block not in alike:
+            alike[block] = list(_layer(config, hidden, block))
+        for name, shape in alike[block]:
+            stored.update(_stored(f"model.layers.{index}.{name}", shape, quantized))
+    reached = quantized
+    if not _reaches_mtp(section, layers):
+        reached = Quantization(None)
+    for name, shape in _mtp(config, hidden, layers):
+        stored.update(_stored(name, shape, reached))
+    return stored
+
+
+def _outside(config: Config, hidden: int, vocabulary: int, layers: int) -> Iterator[Entry]:
+    """Embeddings and the last norm."""
+    yield "model.embed_tokens.weight", (vocabulary, hidden)
+    yield "model.norm.weight", (hidden,)
+    beside = first_int(config, "hidden_size_per_layer_input")
+    if beside:  # Gemma 3n and 4
+        rows = first_int(config, "vocab_size_per_layer_input") or vocabulary
+        yield "model.embed_tokens_per_layer.weight", (rows, layers * beside)
+        yield "model.per_layer_model_projection.weight", (layers * beside, hidden)
 
 
 def _mtp(config: Config, hidden: int, layers: int) -> Iterator[Entry]:
@@ -73,9 +95,8 @@ def _mtp(config: Config, hidden: int, layers: int) -> Iterator[Entry]:
     (num_nextn_predict_layers).
     """
     behind = first_int(config, "mtp_num_hidden_layers") is None
-    for index in range(
-        min(first_int(config, "mtp_num_hidden_layers", "num_nextn_predict_layers") or 0, 64)
-    ):
+    parts = _mtp_blocks(config, layers)
+    for index in range(min(first_int(config, *_MTP) or 0, 64)):
         if behind:
             prefix = f"model.layers.{layers + index}."
         else:
@@ -84,44 +105,84 @@ def _mtp(config: Config, hidden: int, layers: int) -> Iterator[Entry]:
             f"{prefix}eh_proj.weight" if behind else f"mtp.fc.{index}.weight",
             (hidden, 2 * hidden),
         )
-        yield from ((prefix + n, s) for n, s in _layer(config, hidden, 10**6, "full"))
+        for number, block in enumerate(parts):
+            own = prefix
+            if number:
+                own = f"{prefix}{number}."
+            yield from ((own + n, s) for n, s in _layer(config, hidden, block))
 
 
-def _reaches_mtp(quantized: Mapping[str, Any], layers: int) -> bool:
+def _mtp_blocks(config: Config, layers: int) -> list[DecoderLayer]:
+    """The layers of one MTP module: one like the model's last; Nemotron-H names its own."""
+    pattern, names = config.get("mtp_hybrid_override_pattern"), config.get("mtp_layers_block_type")
+    if isinstance(pattern, str) and pattern:
+        return blocks.of_pattern(pattern[:64])
+    if isinstance(names, list) and names:
+        return blocks.of_names(names[:64])
+    if config.get("model_type") == "nemotron_h":
+        return blocks.of_pattern("*E")
+    return [
+        DecoderLayer("full", blocks.feed_of(config, 10**6), indexer=blocks.has_indexer(config, 0))
+    ]
+
+
+def _reaches_mtp(section: Config, layers: int) -> bool:
     """Whether MTP modules are quantized, but for what the list of exceptions names.
 
     Checkpoints that were released in FP8 are so in whole (DeepSeek, Qwen; public headers read
     2026-11-30). Quantizers that go through Transformers do not see MTP and copy it (vLLM #44333,
     AutoAWQ #736), unless their list names parts of it, as GLM's does.
     """
-    named = (re.search(r"mtp|\blayers\.(\d{1,6})\b", text) for text in _exceptions(quantized))
-    return quantized.get("quant_method") == "fp8" or any(
-        n and (not n[1] or int(n[1]) >= layers) for n in named
-    )
+    if section.get("quant_method") == "fp8":
+        return True
+    for text in schemes.exceptions(section):
+        named = re.search(r"mtp|\blayers\.(\d{1,6})\b", text)
+        if named and (not named[1] or int(named[1]) >= layers):
+            return True
+    return False
 
 
-def _layer(config: Config, hidden: int, index: int, kind: str) -> Iterator[Entry]:
+def _layer(config: Config, hidden: int, block: DecoderLayer) -> Iterator[Entry]:
     yield "input_layernorm.weight", (hidden,)
-    yield "post_attention_layernorm.weight", (hidden,)
-    if kind == "state" and "linear_num_value_heads" in config:
-        yield from _delta_net(config, hidden)
-    elif kind != "none":
-        yield from _mla(config, hidden) if is_mla(config) else _attention(config, hidden, kind)
-    if is_moe_layer(config, index):
-        yield from _experts(config, hidden)
-    else:
-        names = (
-            "intermediate_size_mlp",
-            "intermediate_size",
-            "ffn_dim",
-            "n_inner",
-            "ffn_hidden_size",
-        )
-        inner = first_int(config, *names) or 4 * hidden  # GPT-2 leaves it out
-        yield from _mlp("mlp.", hidden, inner, gated=str(config.get("model_type")) not in _UNGATED)
+    if block.mixer != "none" and block.feed != "none":
+        yield "post_attention_layernorm.weight", (hidden,)
+    alone = block.feed == "none" or block.mixer == "none"
+    if block.mixer == "linear":
+        yield "self_attn.linear_attn.weight", (hidden, hidden)
+    elif block.mixer in {"state", "state+full"} and (state := list(_state(config, hidden))):
+        yield from state
+        if block.mixer == "state+full":
+            yield from _attention(config, hidden, block)
+    elif block.mixer != "none":
+        if is_mla(config):
+            yield from _mla(config, hidden, block)
+        elif first_int(config, "o_lora_rank") and first_int(config, "q_lora_rank"):
+            yield from _grouped_latent(config, hidden, block)
+        else:
+            own = _attention(config, hidden, block)
+            if alone and config.get("model_type") == "nemotron_h":
+                own = ((n.replace("self_attn.", "mixer."), s) for n, s in own)
+            yield from own
+    prefix = "mlp."
+    if alone and config.get("model_type") == "nemotron_h":
+        prefix = "mixer."
+    if block.feed in {"experts", "both"}:
+        yield from _experts(config, hidden, prefix)
+    if block.feed == "linear":
+        yield "mlp.linear_mlp.weight", (hidden, hidden)
+    if block.feed in {"mlp", "both"}:
+        inner = block.inner or first_int(config, *_INNER) or 4 * hidden  # GPT-2 leaves it out
+        yield from _mlp(prefix, hidden, inner, gated=_gated(config))
+    if beside := first_int(config, "hidden_size_per_layer_input"):
+        yield "per_layer_input_gate.weight", (beside, hidden)
+        yield "per_layer_projection.weight", (hidden, beside)
 
 
-def _tower(whole: Mapping[str, Any], hidden: int) -> Iterator[Entry]:
+def _gated(config: Config) -> bool:
+    return str(config.get("model_type")) not in _UNGATED
+
+
+def _tower(whole: Config, hidden: int) -> Iterator[Entry]:
     """A vision transformer and its projector, by the usual names; nothing where config.json names
     none.
     """
@@ -148,26 +209,31 @@ def _tower(whole: Mapping[str, Any], hidden: int) -> Iterator[Entry]:
     yield "multi_modal_projector.linear_2.weight", (hidden, hidden)
 
 
-def _attention(config: Config, hidden: int, kind: str) -> Iterator[Entry]:
+def _attention(config: Config, hidden: int, block: DecoderLayer) -> Iterator[Entry]:
+    kind = block.mixer
+    if kind == "state+full":
+        kind = "full"
     kv, dim, value_dim = head_geometry(config, kind)
-    heads = first_int(config, "num_attention_heads", "n_head") or 1
+    kv = block.kv_heads or kv
+    heads = first_int(config, "num_attention_heads", "n_head", "n_heads") or 1
+    if kind == "sliding":
+        heads = first_int(config, "swa_num_attention_heads") or heads
     if config.get("attn_output_gate") or "linear_num_value_heads" in config:
         gate = 2
     else:
         gate = 1
     bias = bool(config.get("attention_bias")) or str(config.get("model_type")).startswith("qwen2")
-    for name, n in (
-        ("q_proj", heads * dim * gate),
-        ("k_proj", kv * dim),
-        ("v_proj", kv * value_dim),
-    ):
+    parts = [("q_proj", heads * dim * gate), ("k_proj", kv * dim)]
+    if kind != "full" or not config.get("attention_k_eq_v"):  # Gemma 4: keys are the values
+        parts.append(("v_proj", kv * value_dim))
+    for name, n in parts:
         yield f"self_attn.{name}.weight", (n, hidden)
         if bias:
             yield f"self_attn.{name}.bias", (n,)
     yield "self_attn.o_proj.weight", (hidden, heads * value_dim)
 
 
-def _mla(config: Config, hidden: int) -> Iterator[Entry]:
+def _mla(config: Config, hidden: int, block: DecoderLayer) -> Iterator[Entry]:
     heads, latent = (
         first_int(config, "num_attention_heads") or 1,
         first_int(config, "kv_lora_rank") or 512,
@@ -177,7 +243,8 @@ def _mla(config: Config, hidden: int) -> Iterator[Entry]:
         first_int(config, "qk_nope_head_dim") or 128,
     )
     value = first_int(config, "v_head_dim") or 128
-    if rank := first_int(config, "q_lora_rank"):
+    rank = first_int(config, "q_lora_rank")
+    if rank:
         yield "self_attn.q_a_proj.weight", (rank, hidden)
         yield "self_attn.q_b_proj.weight", (heads * (nope + rope), rank)
     else:
@@ -185,6 +252,74 @@ def _mla(config: Config, hidden: int) -> Iterator[Entry]:
     yield "self_attn.kv_a_proj_with_mqa.weight", (latent + rope, hidden)
     yield "self_attn.kv_b_proj.weight", (heads * (nope + value), latent)
     yield "self_attn.o_proj.weight", (hidden, heads * value)
+    if block.indexer:
+        yield from _indexer(config, hidden, rank or hidden)
+        yield "self_attn.indexer.wk.weight", (first_int(config, "index_head_dim") or 0, hidden)
+
+
+def _indexer(config: Config, hidden: int, rank: int) -> Iterator[Entry]:
+    heads, dim = first_int(config, "index_n_heads") or 1, first_int(config, "index_head_dim") or 0
+    yield "self_attn.indexer.wq_b.weight", (heads * dim, rank)
+    yield "self_attn.indexer.weights_proj.weight", (heads, hidden)
+
+
+def _grouped_latent(config: Config, hidden: int, block: DecoderLayer) -> Iterator[Entry]:
+    """DeepSeek V4: queries and outputs of low rank, one KV head, and what compresses it."""
+    heads, dim = first_int(config, "num_attention_heads") or 1, first_int(config, "head_dim") or 128
+    rank, out = first_int(config, "q_lora_rank") or 1, first_int(config, "o_lora_rank") or 1
+    groups = first_int(config, "o_groups") or 1
+    yield "attn.wq_a.weight", (rank, hidden)
+    yield "attn.wq_b.weight", (heads * dim, rank)
+    yield "attn.wkv.weight", (dim, hidden)
+    yield "attn.wo_a.weight", (groups * out, heads * dim // groups)
+    yield "attn.wo_b.weight", (hidden, groups * out)
+    if block.compressed:
+        overlap = 2 if block.compressed == 4 else 1
+        yield "attn.compressor.wkv_gate.weight", (2 * overlap * dim, hidden)
+    if block.compressed == 4:
+        own = first_int(config, "index_head_dim") or 0
+        yield from ((n.replace("self_attn", "attn"), s) for n, s in _indexer(config, hidden, rank))
+        yield "attn.indexer.compressor.wkv_gate.weight", (4 * own, hidden)
+
+
+def _state(config: Config, hidden: int) -> Iterator[Entry]:
+    """A layer with a recurrent state; nothing where its family is not known here."""
+    number = partial(first_int, config)
+    linear = config.get("linear_attn_config")
+    heads = number("mamba_num_heads", "mamba_n_heads")
+    size = number("ssm_state_size", "mamba_d_state", "state_size")
+    expand = number("mamba_expand")
+    if "linear_num_value_heads" in config:
+        yield from _delta_net(config, hidden)
+    elif isinstance(linear, Mapping):
+        yield from _kimi_delta(linear, hidden)
+    elif heads and size:
+        inner = heads * (number("mamba_head_dim", "mamba_d_head") or 64)
+        groups = number("n_groups", "mamba_n_groups") or 1
+        taps = number("conv_kernel", "mamba_d_conv") or 4
+        width = inner + 2 * groups * size
+        yield "mixer.in_proj.weight", (inner + width + heads, hidden)
+        yield "mixer.conv1d.weight", (width, 1, taps)
+        yield "mixer.out_proj.weight", (hidden, inner)
+    elif expand and size:  # Jamba's first kind of Mamba
+        inner, narrow = expand * hidden, number("mamba_dt_rank") or -(-hidden // 16)
+        yield "mamba.in_proj.weight", (2 * inner, hidden)
+        yield "mamba.conv1d.weight", (inner, 1, number("mamba_d_conv") or 4)
+        yield "mamba.x_proj.weight", (narrow + 2 * size, inner)
+        yield "mamba.dt_proj.weight", (inner, narrow)
+        yield "mamba.A_log", (inner, size)
+        yield "mamba.out_proj.weight", (hidden, inner)
+    elif number("conv_L_cache"):  # LFM2
+        taps = number("conv_L_cache") or 1
+        width = number("conv_dim") or hidden
+        yield "conv.in_proj.weight", (3 * width, hidden)
+        yield "conv.conv.weight", (width, 1, taps)
+        yield "conv.out_proj.weight", (hidden, width)
+    elif isinstance(config.get("attn_type_list"), list):  # MiniMax-01
+        inner = (number("num_attention_heads") or 1) * (number("head_dim") or 128)
+        yield "self_attn.qkv_proj.weight", (3 * inner, hidden)
+        yield "self_attn.output_gate.weight", (inner, hidden)
+        yield "self_attn.out_proj.weight", (hidden, inner)
 
 
 def _delta_net(config: Config, hidden: int) -> Iterator[Entry]:
@@ -204,35 +339,66 @@ def _delta_net(config: Config, hidden: int) -> Iterator[Entry]:
     yield "linear_attn.out_proj.weight", (hidden, values * value_dim)
 
 
-def is_moe_layer(config: Config, index: int) -> bool:
-    """Whether a layer has experts: all, all but the first few, or every n-th."""
-    dense = config.get("mlp_only_layers")
-    first = first_int(config, "first_k_dense_replace") or 0
-    if not expert_count(config) or index < first or (isinstance(dense, list) and index in dense):
-        return False
-    if every := first_int(config, "moe_layer_freq"):
-        return index % every == 0
-    return (index + 1) % (
-        first_int(config, "interleave_moe_layer_step", "decoder_sparse_step") or 1
-    ) == 0
+def _kimi_delta(linear: Config, hidden: int) -> Iterator[Entry]:
+    heads, dim = first_int(linear, "num_heads") or 1, first_int(linear, "head_dim") or 128
+    inner, taps = heads * dim, first_int(linear, "short_conv_kernel_size") or 4
+    for name in ("q", "k", "v"):
+        yield f"self_attn.{name}_proj.weight", (inner, hidden)
+        yield f"self_attn.{name}_conv1d.weight", (inner, 1, taps)
+    for name in ("f", "g"):
+        yield f"self_attn.{name}_a_proj.weight", (dim, hidden)
+        yield f"self_attn.{name}_b_proj.weight", (inner, dim)
+    yield "self_attn.b_proj.weight", (heads, hidden)
+    yield "self_attn.o_proj.weight", (hidden, inner)
 
 
-def expert_count(config: Config) -> int:
-    """Routed experts of a layer; 0 for a dense model."""
-    return first_int(config, "n_routed_experts", "num_local_experts", "num_experts") or 0
-
-
-def _experts(config: Config, hidden: int) -> Iterator[Entry]:
+def _experts(config: Config, hidden: int, prefix: str) -> Iterator[Entry]:
+    """Router, routed experts and shared ones; with a latent size the routed ones work in it."""
     count = expert_count(config)
-    inner = first_int(config, "moe_intermediate_size", "intermediate_size") or 0
-    yield "mlp.gate.weight", (count, hidden)
-    yield "mlp.experts.gate_up_proj", (count, 2 * inner, hidden)
-    yield "mlp.experts.down_proj", (count, hidden, inner)
-    shared = first_int(config, "shared_expert_intermediate_size") or inner * (
-        first_int(config, "n_shared_experts") or int("llama4" in str(config.get("model_type")))
-    )
+    inner = _expert_width(config)
+    width = first_int(config, "moe_latent_size") or hidden
+    gates = 2 if _gated(config) else 1
+    yield f"{prefix}gate.weight", (count, hidden)
+    yield f"{prefix}experts.gate_up_proj", (count, gates * inner, width)
+    yield f"{prefix}experts.down_proj", (count, width, inner)
+    if width != hidden:
+        yield f"{prefix}fc1_latent_proj.weight", (width, hidden)
+        yield f"{prefix}fc2_latent_proj.weight", (hidden, width)
+    shared = _shared_width(config, inner)
     if shared:
-        yield from _mlp("mlp.shared_experts.", hidden, shared)
+        yield from _mlp(f"{prefix}shared_experts.", hidden, shared, gated=gates == 2)
+
+
+def _expert_width(config: Config) -> int:
+    names = ("moe_intermediate_size", "expert_intermediate_size", "moe_ffn_hidden_size")
+    found = first_int(config, *names)
+    listed = config.get("moe_intermediate_size")
+    if found is None and isinstance(listed, list):
+        found = next((n for n in listed if isinstance(n, int) and n > 0), None)
+    if found is None and isinstance(inner := config.get("ffn_config"), Mapping):  # DBRX
+        found = first_int(inner, "ffn_hidden_size")
+    return found or first_int(config, "intermediate_size", "ffn_dim") or 0
+
+
+def _shared_width(config: Config, inner: int) -> int:
+    count = first_int(
+        config,
+        "n_shared_experts",
+        "num_shared_experts",
+        "moe_num_shared_experts",
+        "num_shared_expert",
+    )
+    one = first_int(config, "moe_shared_expert_intermediate_size")
+    if one:
+        return one * (count or 0)
+    whole = first_int(
+        config, "shared_expert_intermediate_size", "shared_intermediate_size", "share_expert_dim"
+    )
+    if whole:
+        return whole
+    if count is None and "llama4" in str(config.get("model_type")):
+        count = 1
+    return inner * (count or 0)
 
 
 def _mlp(prefix: str, hidden: int, inner: int, *, gated: bool = True) -> Iterator[Entry]:
@@ -242,90 +408,36 @@ def _mlp(prefix: str, hidden: int, inner: int, *, gated: bool = True) -> Iterato
     yield f"{prefix}down_proj.weight", (hidden, inner)
 
 
+def _half(shape: tuple[int, ...]) -> TensorFacts:
+    return TensorFacts("BF16", shape, prod(shape) * 2, "")
+
+
 def _stored(
-    name: str, shape: tuple[int, ...], quantized: Mapping[str, Any]
+    name: str, shape: tuple[int, ...], quantized: Quantization
 ) -> Iterator[tuple[str, TensorFacts]]:
-    """A tensor as a quantized checkpoint stores it: packed weight and scales; others in half
-    precision.
+    """A layer's tensor as a quantized checkpoint stores it: packed weight and scales; others in
+    half precision.
     """
-    mxfp4, elements = str(quantized.get("quant_method")) == "mxfp4", prod(shape)
-    bits, group = _bits(quantized)
-    matrix = (
-        len(shape) > 1 and ".layers." in name and not re.search(r"gate\.weight|conv|eh_proj", name)
-    )
-    if (
-        not matrix
-        or bits is None
-        or name.startswith("vision")
-        or _ignored(name, quantized)
-        or (mxfp4 and "experts." not in name)
-    ):
-        yield name, TensorFacts("BF16", shape, elements * 2, "")
-        return
-    if mxfp4:
+    scheme = None
+    if len(shape) > 1 and not _NEVER_PACKED.search(name):
+        scheme = quantized.scheme(name.removesuffix(".weight"), expert=".experts." in name)
+    if scheme is None:
+        yield name, _half(shape)
+    else:
+        yield from _packed(name, shape, scheme)
+
+
+def _packed(
+    name: str, shape: tuple[int, ...], scheme: schemes.Scheme
+) -> Iterator[tuple[str, TensorFacts]]:
+    elements = prod(shape)
+    if scheme.mxfp4:
         packed, scale, stem = ("_blocks", "_scales", name)
     else:
         packed, scale, stem = (".weight_packed", ".weight_scale", name.removesuffix(".weight"))
-    if mxfp4:
-        scale_bytes = elements // 32
-    elif group:
-        scale_bytes = elements * 2 // group
+    if scheme.group:
+        scale_bytes = elements * 2 // scheme.group
     else:
         scale_bytes = 4 * shape[-2]
-    yield stem + packed, TensorFacts("U8", shape, elements * bits // 8, "")
-    yield stem + scale, TensorFacts("U8" if mxfp4 else "BF16", shape, scale_bytes, "")
-
-
-def _ignored(name: str, quantized: Mapping[str, Any]) -> bool:
-    """Whether the quantization leaves a module alone: names of it or of what holds it, globs or
-    ``re:`` patterns.
-
-    >>> (_ignored("model.layers.3.self_attn.o_proj.weight", {"ignore": ["re:.*self_attn.*",
-    ...  "lm_head"]}))
-    True
-    >>> _ignored("mtp.layers.0.mlp.gate_proj.weight", {"ignore": ["mtp.layers.0.mlp.gate"]})
-    False
-    """
-    module = name.removesuffix(".weight")
-    for text in _exceptions(quantized):
-        with contextlib.suppress(re.error):
-            if text.startswith("re:"):
-                patterns = [text[3:]]
-            else:
-                patterns = [fnmatch.translate(text), fnmatch.translate(f"{text}.*")]
-            if any(re.match(pattern, module) for pattern in patterns):
-                return True
-    return False
-
-
-def _exceptions(quantized: Mapping[str, Any]) -> Iterator[str]:
-    for key in ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules"):
-        listed = quantized.get(key)
-        yield from map(str, listed if isinstance(listed, list) else ())
-
-
-def _bits(quantized: Mapping[str, Any]) -> tuple[int | None, int]:
-    """Bits of a packed weight and how many share a 16-bit scale (0: a row)."""
-    if not quantized:
-        return None, 0
-    named = str(quantized.get("quant_method", "")) + str(quantized.get("quant_algo", "")).lower()
-    groups = quantized.get("config_groups")
-    if isinstance(groups, Mapping):
-        first = next(iter(groups.values()), None)
-    else:
-        first = None
-    if isinstance(first, Mapping):
-        weights = first.get("weights")
-    else:
-        weights = None
-    if isinstance(weights, Mapping):
-        source = weights
-    else:
-        source = quantized
-    bits = first_int(source, "num_bits", "bits", "w_bit")
-    if bits is not None:
-        group = first_int(source, "group_size") or 0
-        return bits, 2 * group if source.get("type") == "float" and bits == 4 else group
-    if "fp4" in named or quantized.get("load_in_4bit"):
-        return 4, 32  # one fp8 scale for 16 weights weighs as a 16-bit one for 32
-    return 8, 8192 if quantized.get("weight_block_size") else 0
+    yield stem + packed, TensorFacts("U8", shape, elements * scheme.bits // 8, "")
+    yield stem + scale, TensorFacts("U8" if scheme.mxfp4 else "BF16", shape, scale_bytes, "")

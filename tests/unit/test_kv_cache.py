@@ -13,6 +13,7 @@ from specserve.config.schema import Settings
 from specserve.memory import deployment as shapes
 from specserve.memory import kv_cache
 from specserve.memory import layers as cache_layers
+from specserve.memory.blocks import layer_kinds
 from specserve.memory.deployment import Processor, Shape
 from specserve.memory.kv_cache import CachePlan
 from specserve.memory.plan import plan
@@ -192,7 +193,7 @@ def test_layers_that_share_anothers_cache_have_none() -> None:
 )  # fmt: skip
 def test_kinds_of_layers(change: dict[str, Any], kinds: list[str]) -> None:
     """Each family says in its own way which layers attend to what."""
-    assert cache_layers.layer_kinds({**LLAMA, **change}, 4) == kinds
+    assert layer_kinds({**LLAMA, **change}, 4) == kinds
 
 
 def test_unknown_layers_are_counted_and_named() -> None:
@@ -286,7 +287,7 @@ def test_an_interval_of_zero_is_no_interval(key: str) -> None:
     """A config whose interval is 0 is planned as one without it."""
     config = {**QWEN35, key: 0}
     without = {name: value for name, value in config.items() if name != key}
-    assert cache_layers.layer_kinds(config, 64) == cache_layers.layer_kinds(without, 64)
+    assert layer_kinds(config, 64) == layer_kinds(without, 64)
 
 
 @pytest.mark.parametrize(("has_amx_tile", "tokens"), [(False, 14521), (True, 14125)])

@@ -1,0 +1,164 @@
+"""58 public model configs, as they are: sizes from config.json and hf_quant_config.json alone.
+
+tests/data/model_configs.jsonl: ``source`` names where each was published, ``published_gb`` is the size that
+vllm-project/recipes states (on disk, or its vram_minimum_gb / 1.2), where it states one.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specserve.checkpoint.facts import ModelFacts
+from specserve.checkpoint.fields import layer_count
+from specserve.checkpoint.quantization import kv_cache_dtype, with_quant_file
+from specserve.config.schema import Settings
+from specserve.memory import layers as cache_layers
+from specserve.memory import parameters
+from specserve.memory.blocks import blocks
+from specserve.memory.plan import plan
+
+DATA = Path(__file__).parents[1] / "data" / "model_configs.jsonl"
+ROUNDED = {
+    "nvidia/DeepSeek-V3.1-NVFP4": "half a byte for each of 671 G parameters: no scales, no 16-bit attention",
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "30 G parameters, rounded; the layers sum up to 31.6 G",
+}
+"""Published sizes that are round numbers of another kind, and what kind."""
+
+
+@dataclass(frozen=True)
+class Public:
+    """One line of the file."""
+
+    id: str
+    facts: ModelFacts
+    published_gb: float | None
+
+
+@cache
+def everything() -> dict[str, Public]:
+    """All models by their Hub id."""
+    found = {}
+    for line in DATA.read_text(encoding="utf-8").splitlines():
+        raw = json.loads(line)
+        config = with_quant_file(raw["config"], raw.get("hf_quant_config") or {})
+        facts = ModelFacts(raw["id"], config)
+        found[raw["id"]] = Public(raw["id"], facts, raw.get("published_gb"))
+    return found
+
+
+def gigabytes(name: str) -> float:
+    """Weights of one model, reckoned from its config."""
+    facts = everything()[name].facts
+    found = parameters.of_config(facts.config, facts.text_config)
+    assert found is not None
+    return sum(t.nbytes for t in found.values()) / 1e9
+
+
+STATED = [model for model in everything().values() if model.published_gb is not None]
+
+
+@pytest.mark.parametrize("model", STATED, ids=lambda model: model.id)
+def test_weights_are_as_large_as_published(model: Public) -> None:
+    """Within 5 % of the published size; within 25 % where that is a round number of parameters."""
+    assert model.published_gb is not None
+    off = abs(gigabytes(model.id) / model.published_gb - 1)
+    assert off < (0.25 if model.id in ROUNDED else 0.05)
+
+
+@pytest.mark.parametrize(
+    ("wide", "narrow", "ratio"),
+    [
+        # Of 32.76 G parameters 1.56 G are embedding and head, which stay in 16 bits.
+        ("Qwen/Qwen3-32B", "Qwen/Qwen3-32B-FP8", 65.5 / 34.3),
+        ("Qwen/Qwen3-32B", "Qwen/Qwen3-32B-FP8-Static-PerTensor", 65.5 / 34.3),
+        # 235.09 G, 1.24 G of them embedding and head.
+        ("Qwen/Qwen3-235B-A22B", "Qwen/Qwen3-235B-A22B-FP8", 470.2 / 236.4),
+        ("zai-org/GLM-5.1", "zai-org/GLM-5.1-FP8", 1.994),
+        ("zai-org/GLM-5.2", "zai-org/GLM-5.2-FP8", 1.994),
+        ("meta-llama/Meta-Llama-3.1-70B", "nvidia/Llama-3.1-70B-Instruct-FP8", 141.1 / 72.7),
+        # 1,121 GB as published in 16 bits, 575 GB in FP8.
+        ("nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16", "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-FP8", 1.952),
+        # 4.25 bits for MXFP4's experts, 4.5 for NVFP4's.
+        ("nvidia/DeepSeek-V4-Flash-NVFP4", "deepseek-ai/DeepSeek-V4-Flash", 1.06),
+    ],
+)  # fmt: skip
+def test_twins_of_another_precision_keep_their_ratio(wide: str, narrow: str, ratio: float) -> None:
+    """The same architecture in another precision: the bytes differ by what the bits say."""
+    assert gigabytes(wide) / gigabytes(narrow) == pytest.approx(ratio, rel=0.03)
+
+
+@pytest.mark.parametrize("model", everything().values(), ids=lambda model: model.id)
+def test_every_public_config_is_planned(model: Public) -> None:
+    """No crash, layers and weights known: the plan of every one has a size and a KV cache."""
+    body = {
+        "models": {"target_model": {"path": "t", "tensor_parallel_size": 8}},
+        "engine": {"max_model_len": 8192},
+        "hardware": {"gpu_name": "NVIDIA H200", "gpu_count": 8},
+    }
+    made = plan(Settings.model_validate(body), model.facts)
+    assert layer_count(model.facts.text_config)
+    assert made.kv_bytes_per_token > 0
+    assert made.gpus[0].target_weights_bytes > 0
+    assert made.fits is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "attending"),
+    [
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", 52, 6),
+        ("nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16", 108, 12),
+        ("nvidia/Llama-3_3-Nemotron-Super-49B-v1", 80, 49),
+        ("Qwen/Qwen3.5-27B", 64, 16),
+        ("XiaomiMiMo/MiMo-V2-Flash", 48, 9),
+    ],
+)
+def test_which_layers_attend_to_everything(name: str, layers: int, attending: int) -> None:
+    """Patterns, lists and pruned blocks: as many full attention layers as the config says."""
+    config = everything()[name].facts.text_config
+    found = blocks(config, layer_count(config) or 0)
+    assert len(found) == layers
+    assert sum(block.mixer == "full" for block in found) == attending
+
+
+def test_pruned_blocks_keep_their_own_kv_heads() -> None:
+    """A NAS model states no KV heads: each block groups 8 heads, so 8 of 64 are cached."""
+    facts = everything()["nvidia/Llama-3_3-Nemotron-Super-49B-v1"].facts
+    made = plan(Settings.model_validate({"models": {"target_model": {"path": "t"}}}), facts)
+    found = cache_layers.of_target(facts.text_config, made.shape).layers
+    assert {layer.token_bytes for layer in found} == {2 * 8 * 128 * 2}
+
+
+@pytest.mark.parametrize(
+    ("config", "separate", "expected"),
+    [
+        ({}, {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}, "fp8"),
+        ({"quantization_config": {"kv_cache_scheme": "FP8", "quant_algo": "FP8"}}, {}, "fp8"),
+        ({"quantization_config": {"kv_cache_scheme": {"num_bits": 8, "type": "float"}}}, {}, "fp8"),
+        ({"quantization_config": {"kv_cache_scheme": {"num_bits": 4, "type": "float"}}}, {}, "nvfp4"),
+        ({"text_config": {"quantization_config": {"kv_cache_scheme": "fp8"}}}, {}, "fp8"),
+        ({"quantization_config": {"kv_cache_scheme": None}}, {}, "auto"),
+        ({"quantization_config": {"quant_method": "fp8"}},
+         {"quantization": {"kv_cache_quant_algo": "FP8"}}, "auto"),
+    ],
+)  # fmt: skip
+def test_the_kv_cache_that_a_checkpoint_turns_on(
+    config: dict[str, Any], separate: dict[str, Any], expected: str
+) -> None:
+    """Objects and text, in config.json or, where that is silent, in hf_quant_config.json."""
+    assert kv_cache_dtype("auto", with_quant_file(config, separate)) == expected
+
+
+def test_a_pattern_for_each_expert_leaves_the_experts_alone() -> None:
+    """Thousands of regular expressions: each is met by the tensors of its own layer alone."""
+    facts = everything()["Qwen/Qwen3-235B-A22B-FP8"].facts
+    listed = [f"re:.*layers\\.{n}\\.mlp\\.experts\\.{e}\\..*" for n in range(94) for e in range(20)]
+    config = {**facts.config, "quantization_config": {"quant_method": "fp8", "ignore": listed}}
+    found = parameters.of_config(config, config)
+    assert found is not None
+    assert sum(t.nbytes for t in found.values()) > 460e9
