@@ -101,6 +101,8 @@ def _bad_values(name: str, values: list[str], flag: Flag) -> Iterator[Problem]:
     for value in values:
         if flag.choices is not None and value not in flag.choices:
             yield _not_one_of(f"'{name}'", value, flag.choices, _place(name))
+        elif flag.nullable and value in ("", "None"):
+            continue
         elif flag.type in _NUMBERS and not _is_number(value, flag.type):
             yield Problem(f"'{name}' must be {flag.type}, got {value!r}", where=_place(name))
 

