@@ -12,10 +12,10 @@ from typing import Any
 
 import yaml
 
-from specserve.app import preflight
-from specserve.app.remedies import fitted
+from specserve.app import preflight, remedies
 from specserve.checkpoint.facts import ModelFacts
 from specserve.config.load import Loaded, load
+from specserve.config.schema import Settings
 from specserve.engine.installed import support
 from specserve.engine.installed.introspect import EngineFacts, Installed, parse
 from specserve.errors import Change
@@ -113,13 +113,24 @@ class Scenario:
             if settings.uses_draft_model:
                 draft, more = preflight.read(settings, "draft_model")
                 found += more
+        found += self._checks(settings, target, draft)
+        if target is not None and (settings.hardware.gpu_name or settings.hardware.gpu_memory_gib):
+            version = self.engine.installed.version if self.engine else None
+            found += of_plan(
+                memory.plan(settings, target, draft, backend="gpu", engine_version=version)
+            )
+        return remedies.proven(found, settings, lambda after: self._checks(after, target, draft))
+
+    def _checks(
+        self, settings: Settings, target: ModelFacts | None, draft: ModelFacts | None
+    ) -> list[Finding]:
         if settings.models.draft_model is None:
             draft = None
-        found += preflight.pair_findings(
+        pair = preflight.pair_findings(
             settings, target, draft, environ=self.environ, known_types=self.known_types
-        ).findings
+        )
         installed = self.engine.installed if self.engine else None
-        found += support.findings(
+        engine = support.findings(
             settings,
             target,
             draft,
@@ -128,12 +139,7 @@ class Scenario:
             environ=self.environ,
             has_module=lambda _name: True,
         )
-        if target is not None and (settings.hardware.gpu_name or settings.hardware.gpu_memory_gib):
-            version = installed.version if installed else None
-            found += of_plan(
-                memory.plan(settings, target, draft, backend="gpu", engine_version=version)
-            )
-        return [fitted(f, settings) for f in found]
+        return [*pair.findings, *engine]
 
     def after(self, finding: Finding) -> Scenario:
         """The same with the remedy of a finding applied."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specserve.app.remedies import fitted
+from specserve.app import remedies
 from specserve.checkpoint import lock as integrity
 from specserve.checkpoint import read as reading
 from specserve.checkpoint.context import native_length
@@ -150,7 +150,9 @@ def run(
     findings += [*in_memory, *_profile(settings)]
     if installed is not None:
         findings += _measured_with_another(loaded, installed)
-    kept = [fitted(f, settings) for f in _without_echoes(findings) if f.code not in skip]
+    again = _again(target, draft, installed, engine, env, compare=not verdict.was_compared)
+    kept = [f for f in _without_echoes(findings) if f.code not in skip]
+    kept = remedies.proven(kept, settings, again)
     kept.sort(key=lambda f: _ORDER[f.severity])
     return PreflightReport(
         tuple(kept),
@@ -161,6 +163,38 @@ def run(
         vocabulary_overlap_ratio=verdict.overlap,
         plan=plan,
     )
+
+
+def _again(
+    target: ModelFacts | None,
+    draft: ModelFacts | None,
+    installed: Installed | None,
+    engine: EngineFacts | None,
+    environ: Mapping[str, str],
+    *,
+    compare: bool,
+) -> remedies.Again:
+    """What a remedy is tried with: everything but hashes, and the vocabularies where they were
+    compared already."""
+    from specserve.engine.installed import support
+
+    def check(settings: Settings) -> list[Finding]:
+        theirs = None
+        if settings.models.draft_model is not None:
+            theirs = draft
+        pair = pair_findings(
+            settings,
+            target,
+            theirs,
+            environ=environ,
+            known_types=lambda: _types(engine),
+            progress=None,
+            compare=compare,
+        )
+        found = support.findings(settings, target, theirs, installed, engine, environ=environ)
+        return _without_echoes([*pair.findings, *found])
+
+    return check
 
 
 def is_known(code: str) -> bool:
@@ -214,14 +248,18 @@ def pair_findings(
     *,
     environ: Mapping[str, str] | None = None,
     known_types: Callable[[], Collection[str] | None] = lambda: None,
-    progress: integrity.Progress = lambda _name, _n: None,
+    progress: integrity.Progress | None = lambda _name, _n: None,
+    compare: bool = True,
 ) -> vocabulary.Verdict:
     """Every finding that the checkpoints alone decide. One unreadable model hides nothing.
 
     ``known_types`` is asked last: the ``model_type``s that the installed libraries know; None where
-    none could say.
+    none could say. Without ``progress`` nothing is hashed, without ``compare`` the vocabularies are
+    left alone.
     """
-    verdict = _checkpoints(settings, target, draft, environ or {}, progress)
+    verdict = _checkpoints(
+        settings, target, draft, environ or {}, progress=progress, compare=compare
+    )
     code = [
         f for role in _roles(settings, target, draft) for f in consistency.code(role, known_types())
     ]
@@ -246,7 +284,9 @@ def _checkpoints(
     target: ModelFacts | None,
     draft: ModelFacts | None,
     environ: Mapping[str, str],
-    progress: integrity.Progress,
+    *,
+    progress: integrity.Progress | None,
+    compare: bool,
 ) -> vocabulary.Verdict:
     found: list[Finding] = []
     roles = tuple(_roles(settings, target, draft))
@@ -254,7 +294,8 @@ def _checkpoints(
     for role in roles:
         found += consistency.check(role)
         found += match.float16_refused(settings, role.facts, f"{role.key}.path")
-        found += integrity.check(role.facts, role.settings.sha256, role.key, progress)
+        if progress is not None:
+            found += integrity.check(role.facts, role.settings.sha256, role.key, progress)
     if target is not None:
         found += match.target_length(settings, target, environ)
         if settings.method is not None:
@@ -263,11 +304,16 @@ def _checkpoints(
         found += _mtp(settings, target, draft)
     if target is None or draft is None:
         return vocabulary.Verdict(tuple(found))
-    return _both(settings, target, draft, found)
+    return _both(settings, target, draft, found, compare=compare)
 
 
 def _both(
-    settings: Settings, target: ModelFacts, draft: ModelFacts, found: list[Finding]
+    settings: Settings,
+    target: ModelFacts,
+    draft: ModelFacts,
+    found: list[Finding],
+    *,
+    compare: bool,
 ) -> vocabulary.Verdict:
     is_head = settings.method != "draft_model"
     if settings.method in NEEDS_DRAFT:
@@ -277,7 +323,7 @@ def _both(
         found += together
     wrong = list(heads.check(settings, target, draft))
     found += wrong
-    if any(f.code in _WRONG_KIND for f in wrong):
+    if not compare or any(f.code in _WRONG_KIND for f in wrong):
         return vocabulary.Verdict(tuple(found))
     spec = settings.speculative_decoding
     verdict = vocabulary.check(
@@ -296,6 +342,8 @@ def _mtp(
     carrier, where = target, _TARGET
     if settings.models.draft_model is not None:
         carrier, where = draft, _DRAFT
+        if target is not None and draft is not None:
+            yield from mtp.width(target, draft)
     if carrier is not None:
         k = settings.speculative_decoding.num_speculative_tokens
         yield from mtp.check(carrier, k, f"{where}.path")

@@ -68,7 +68,12 @@ def load(path: Path, *, environ: Mapping[str, str], overrides: Sequence[str] = (
     warnings += _former_names(cascade)
     settings = _read_secret_files(settings, (), cascade, problems)
     for complaint in rules.check(settings):
-        problem = Problem(complaint.message, cascade.place(complaint.path), fix=complaint.fix)
+        problem = Problem(
+            complaint.message,
+            cascade.place(complaint.path),
+            fix=complaint.fix,
+            changes=complaint.changes,
+        )
         if complaint.is_warning:
             warnings.append(problem)
         else:

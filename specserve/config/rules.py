@@ -14,6 +14,7 @@ from specserve.config import legacy
 from specserve.config.document import KeyPath, dotted
 from specserve.config.schema import Settings
 from specserve.config.speculation import NEEDS_DRAFT, ONLY_FOR, SAME_DTYPE, WITHOUT_DRAFT
+from specserve.errors import Change
 
 _SPEC = "speculative_decoding"
 
@@ -30,6 +31,15 @@ class Complaint:
     message: str
     fix: str | None = None
     is_warning: bool = False
+    changes: tuple[Change, ...] = ()
+    """The edits that ``fix`` speaks of, of its first proposal where it has several."""
+
+
+def _edit(
+    change: Change, more: str = "", *, warns: bool = False
+) -> tuple[str, bool, tuple[Change, ...]]:
+    """The last fields of a complaint that one edit of the config mends."""
+    return f"{change}{more}", warns, (change,)
 
 
 def check(settings: Settings) -> Iterator[Complaint]:
@@ -248,8 +258,7 @@ def _method(settings: Settings) -> Iterator[Complaint]:
         yield Complaint(
             ("models", "draft_model"),
             f"method '{method}' loads no draft; 'models.draft_model' is not used",
-            "remove models.draft_model, or choose the method that uses it",
-            is_warning=True,
+            *_edit(Change("models.draft_model"), ", or choose the method that uses it", warns=True),
         )
     for key, methods in ONLY_FOR.items():
         if getattr(spec, key) is not None and method not in methods:
@@ -259,6 +268,7 @@ def _method(settings: Settings) -> Iterator[Complaint]:
                     f"'{key}' is read by method {' and '.join(sorted(methods))} "
                     f"only; the method is '{method}'"
                 ),
+                *_edit(Change(f"{_SPEC}.{key}")),
             )
     low, high = spec.prompt_lookup_min, spec.prompt_lookup_max
     if low is not None and high is not None and low > high:
@@ -270,6 +280,7 @@ def _method(settings: Settings) -> Iterator[Complaint]:
         yield Complaint(
             (_SPEC, "draft_sample_method"),
             "'use_heterogeneous_vocab' drafts greedily; 'draft_sample_method' must be greedy",
+            *_edit(Change(f"{_SPEC}.draft_sample_method", "greedy")),
         )
 
 
@@ -299,14 +310,15 @@ def _draft(settings: Settings) -> Iterator[Complaint]:
             ("models", "draft_model", "tensor_parallel_size"),
             f"draft TP is {wanted}; must be the target's ({tp})"
             + ("" if method == "draft_model" else " or 1"),
-            "remove models.draft_model.tensor_parallel_size",
+            *_edit(Change("models.draft_model.tensor_parallel_size")),
         )
     elif method == "draft_model":
         yield Complaint(
             ("models", "draft_model", "tensor_parallel_size"),
             f"vLLM runs a draft model at the target's TP only; the draft runs at TP {tp}, not 1",
-            "remove models.draft_model.tensor_parallel_size to silence this",
-            is_warning=True,
+            *_edit(
+                Change("models.draft_model.tensor_parallel_size"), " to silence this", warns=True
+            ),
         )
 
 
@@ -327,15 +339,18 @@ def _draft_dtype(settings: Settings) -> Iterator[Complaint]:
                 f"vLLM gives the draft the target's dtype; '{draft}' has no "
                 "effect while the target's is auto"
             ),
-            f"set models.target_model.dtype: {draft}, or remove the draft's dtype",
-            is_warning=True,
+            *_edit(
+                Change("models.target_model.dtype", draft),
+                ", or remove the draft's dtype",
+                warns=True,
+            ),
         )
     else:
         yield Complaint(
             path,
             f"draft dtype '{draft}' is not the target's '{target}'; must be the same, "
             "since vLLM gives the draft the target's",
-            "remove models.draft_model.dtype",
+            *_edit(Change("models.draft_model.dtype")),
         )
 
 
@@ -345,6 +360,7 @@ def _schedule(settings: Settings) -> Iterator[Complaint]:
         yield Complaint(
             (_SPEC, "max_batch_size"),
             "'schedule' and 'max_batch_size' are both set; keep one, the schedule says more",
+            *_edit(Change(f"{_SPEC}.max_batch_size")),
         )
     length = settings.engine.asked_length
     if length is not None and spec.num_speculative_tokens >= length:
@@ -362,7 +378,10 @@ def _schedule(settings: Settings) -> Iterator[Complaint]:
                 f"'max_batch_size' is {spec.max_batch_size}; no step holds more "
                 f"than engine.max_num_seqs ({end})"
             ),
-            f"set max_batch_size below {end}, or remove it to speculate always",
+            *_edit(
+                Change(f"{_SPEC}.max_batch_size"),
+                f" to speculate always, or set it below {end}",
+            ),
         )
     if spec.schedule is None:
         return
@@ -370,7 +389,7 @@ def _schedule(settings: Settings) -> Iterator[Complaint]:
         yield Complaint(
             path,
             "'schedule' is empty; must have rows [first, last, tokens]",
-            "remove it to speculate always",
+            *_edit(Change(f"{_SPEC}.schedule"), " to speculate always"),
         )
         return
     last, limit = 0, spec.num_speculative_tokens

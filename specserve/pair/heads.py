@@ -121,23 +121,24 @@ def check(settings: Settings, target: ModelFacts, draft: ModelFacts) -> Iterator
 def _wrong_kind(method: str, kind: str | None) -> Finding | None:
     if kind in (None, method) or (method == "mtp" and kind == "draft_model"):
         return None
-    where, fix = "speculative_decoding.method", f"set speculative_decoding.method: {kind}"
+    change = Change("speculative_decoding.method", kind)
+    where, fix, changes = change.key, str(change), (change,)
     if method == "draft_model":
         message = (
             f"the draft is {_NAMES[kind]}, which cannot generate text by itself; method "
             "draft_model needs a whole language model"
         )
-        return Finding("head-as-model", "error", where, message, fix)
+        return Finding("head-as-model", "error", where, message, fix, changes)
     if kind == "draft_model":
         message = (
             f"the draft is a whole language model; method {method} needs "
             f"{_NAMES.get(method, 'its own head')}"
         )
-        return Finding("model-as-head", "error", where, message, fix)
+        return Finding("model-as-head", "error", where, message, fix, changes)
     message = (
         f"the draft is {_NAMES[kind]}; method {method} needs {_NAMES.get(method, 'its own head')}"
     )
-    return Finding("head-kind", "error", where, message, fix)
+    return Finding("head-kind", "error", where, message, fix, changes)
 
 
 def _speculators(settings: Settings, target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:

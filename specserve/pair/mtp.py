@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from specserve.checkpoint.facts import ModelFacts
 from specserve.errors import Change
 from specserve.findings import Finding
+from specserve.pair.head_shapes import hidden_size
 
 TOKENS = "speculative_decoding.num_speculative_tokens"
 _KEYS = ("n_predict", "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
@@ -81,6 +82,20 @@ def check(carrier: ModelFacts, k: int, where: str) -> Iterator[Finding]:
         change = Change(TOKENS, n)
         fix = f"measure with {TOKENS}: {n}"
         yield Finding("mtp-module-reuse", "warning", TOKENS, message, fix, (change,))
+
+
+def width(target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:
+    """Modules in a checkpoint of their own read the target's hidden states beside embeddings of
+    the same width; an assistant projects them first."""
+    ours, theirs = hidden_size(target), hidden_size(draft)
+    if ours is None or theirs is None or ours == theirs or draft.model_type.endswith("assistant"):
+        return
+    message = (
+        f"the draft's MTP module works on hidden size {theirs}, the target has {ours}; they must "
+        "be equal"
+    )
+    fix = "use the MTP module of this very target"
+    yield Finding("head-hidden-size", "error", "models.draft_model.path", message, fix)
 
 
 def _has_weights(facts: ModelFacts) -> bool:

@@ -196,6 +196,11 @@ class Verdict:
     comparison: Comparison | None = None
     overlap: float | None = None
 
+    @property
+    def was_compared(self) -> bool:
+        """Whether both vocabularies could be read and were compared."""
+        return self.comparison is not None or self.overlap is not None
+
 
 def check(
     target: ModelFacts,

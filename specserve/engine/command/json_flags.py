@@ -16,7 +16,7 @@ from pydantic import JsonValue
 
 from specserve.config.extra_args import read_json
 from specserve.engine.installed.introspect import JsonField, JsonFlag
-from specserve.errors import Problem, nearest
+from specserve.errors import Change, Problem, nearest
 
 _IN_WORDS = {
     "object": "an object",
@@ -65,7 +65,9 @@ def _field(name: str, key: str, value: JsonValue, flag: JsonFlag, where: str) ->
             if near is not None:
                 fix = f"write {where}.{near}"
                 hint = f"; did you mean '{near}'?"
-            yield Problem(f"'{name}' has no key '{key}'{hint}", f"{where}.{key}", fix=fix)
+            changes = () if near else (Change(f"{where}.{key}"),)
+            message = f"'{name}' has no key '{key}'{hint}"
+            yield Problem(message, f"{where}.{key}", fix=fix, changes=changes)
         return
     field = fields[key]
     if field.kinds is not None and not any(_is(kind, value) for kind in field.kinds):

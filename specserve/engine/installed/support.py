@@ -17,6 +17,7 @@ from specserve.engine.installed.introspect import EngineFacts, Installed
 from specserve.engine.installed.method import mtp_type, predict, runner, v2_refusals
 from specserve.errors import Change, ConfigError, Problem, nearest
 from specserve.findings import Finding, Severity
+from specserve.pair import head_shapes, heads, mtp
 from specserve.units import GIB, size
 
 MIN_SHM_BYTES = GIB
@@ -190,6 +191,7 @@ def _method(
         whose = "the draft"
     else:
         whose = "the target"
+    where, changes = "speculative_decoding.method", tuple[Change, ...]()
     if predicted.method is None:
         message, fix = predicted.because, "choose the method this checkpoint was made for"
     else:
@@ -197,10 +199,37 @@ def _method(
             f"vLLM would run method '{predicted.method}' ({whose}: "
             f"{predicted.because}), not '{method}'"
         )
-        fix = f"set speculative_decoding.method: {predicted.method}"
+        changes = _method_as_predicted(predicted.method, settings, target, draft)
+        fix = " and ".join(map(str, changes))
         if "path" in predicted.because:
-            fix += ", or move the checkpoint to a folder whose path does not say so"
-    yield Finding("method-mismatch", "error", "speculative_decoding.method", message, fix)
+            moved = "move the checkpoint to a folder whose path does not say so"
+            fix = ", or ".join([fix, moved] if fix else [moved])
+        elif not changes:
+            fix = "choose another draft, or a method without one (ngram, suffix)"
+    yield Finding("method-mismatch", "error", where, message, fix, changes)
+
+
+def _method_as_predicted(
+    method: str, settings: Settings, target: ModelFacts | None, draft: ModelFacts | None
+) -> tuple[Change, ...]:
+    """The edits under which config and engine agree; none where the draft is nothing for that
+    method."""
+    change = Change("speculative_decoding.method", method)
+    if draft is None or not settings.uses_draft_model:
+        return (change,)
+    if method != "mtp":
+        if not draft.tensors or heads.kind_of(draft) in (None, method):
+            return (change,)
+        return ()
+    widths = (
+        None if target is None else head_shapes.hidden_size(target),
+        head_shapes.hidden_size(draft),
+    )
+    if mtp.modules(draft) and len(set(widths) - {None}) < 2:
+        return (change,)
+    if target is not None and mtp.modules(target):
+        return (change, Change("models.draft_model"))
+    return ()
 
 
 def _without_hidden_states(
