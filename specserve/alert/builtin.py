@@ -128,7 +128,7 @@ def _rule(definition: Definition, settings: Settings) -> Rule | None:
         return None
     values = {
         "acceptance_window": window_label(alerts.acceptance_rate.window_seconds),
-        "last_position": str(settings.speculative_decoding.num_speculative_tokens - 1),
+        "last_position": str(settings.num_speculative_tokens - 1),
     }
     labels = {
         name: tuple(fill(v, values) for v in wanted) for name, wanted in definition.labels.items()
@@ -168,9 +168,8 @@ def _guards(definition: Definition, settings: Settings) -> Iterable[Guard]:
 def drafts_are_full(settings: Settings) -> bool:
     """Whether every draft has num_speculative_tokens, so that a rare last position is a poor
     one."""
-    spec = settings.speculative_decoding
     lengths = {tokens for _, _, tokens in settings.schedule or () if tokens > 0}
-    return settings.method not in WITHOUT_DRAFT and lengths <= {spec.num_speculative_tokens}
+    return settings.method not in WITHOUT_DRAFT and lengths <= {settings.num_speculative_tokens}
 
 
 def _custom(custom: CustomRule) -> Rule | None:

@@ -25,6 +25,7 @@ from specserve.findings import CODES, Finding
 from specserve.memory.findings import of_plan
 from specserve.pair import consistency, heads, match, mtp, sampling, vocabulary
 from specserve.pair.consistency import Role
+from specserve.pair.head_shapes import block, head_of
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
@@ -302,6 +303,9 @@ def _checkpoints(
             found += sampling.check(settings, target)
     if settings.method == "mtp":
         found += _mtp(settings, target, draft)
+    if settings.method == "dspark" and settings.models.draft_model is None and target is not None:
+        # vLLM checks nothing: beyond the block all positions are accepted less.
+        found += block(head_of(target), settings.num_speculative_tokens, "dspark")
     if target is None or draft is None:
         return vocabulary.Verdict(tuple(found))
     return _both(settings, target, draft, found, compare=compare)
@@ -345,7 +349,7 @@ def _mtp(
         if target is not None and draft is not None:
             yield from mtp.width(target, draft)
     if carrier is not None:
-        k = settings.speculative_decoding.num_speculative_tokens
+        k = settings.num_speculative_tokens
         yield from mtp.check(carrier, k, f"{where}.path")
 
 

@@ -354,7 +354,7 @@ class _Run:
         settings, said = self._launch.settings, self._said
         tokens = sidecar_url = None
         if settings.method:
-            tokens = settings.speculative_decoding.num_speculative_tokens
+            tokens = settings.num_speculative_tokens
         if self._sidecar is not None:
             sidecar_url = self._sidecar.url
         return Serving(

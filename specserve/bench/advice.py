@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from specserve.bench.judge import BenchCell, BenchVerdict
 from specserve.bench.result import Answers, Result, Search
-from specserve.config.speculation import WIDEST_STEP, SpeculativeDecoding
+from specserve.config.speculation import DEFAULT_TOKENS, WIDEST_STEP
 
 LATER = 1.1
 """A first token that comes more than a tenth later is worth a sentence."""
@@ -74,7 +74,7 @@ def _tokens(result: Result) -> int:
     configured = result.arms[-1].config.get("speculative_decoding.num_speculative_tokens")
     if isinstance(configured, int):
         return configured
-    return SpeculativeDecoding().num_speculative_tokens
+    return DEFAULT_TOKENS
 
 
 def _advice(cells: Sequence[BenchCell], tokens: int) -> str:

@@ -90,12 +90,33 @@ def read(
     From the Hub only small files and the headers of the weights are fetched. Raises
     CheckpointRefused.
     """
+    return describe(_source(path, revision=revision, token=token, offline=offline))
+
+
+def read_config(
+    path: str, *, revision: str | None = None, token: str | None = None, offline: bool = False
+) -> ModelFacts:
+    """What config.json alone says of a checkpoint. Raises CheckpointRefused."""
+    source = _source(path, revision=revision, token=token, offline=offline)
+    sizes = _listing(source)
+    if "config.json" not in sizes:
+        raise CheckpointRefused([_no_config(source.name, sizes)])
+    try:
+        config = read_json(source, sizes, "config.json", MAX_CONFIG_BYTES)
+    except Corrupt as e:
+        raise CheckpointRefused([_corrupt(source.name, "config.json", str(e))]) from None
+    if faults := [*_config_faults(source.name, config)]:
+        raise CheckpointRefused(faults)
+    return ModelFacts(source.name, config, files=tuple(sizes), sizes=sizes, source=source)
+
+
+def _source(path: str, *, revision: str | None, token: str | None, offline: bool) -> Source:
     from specserve.checkpoint import hub
 
     folder = Path(path).expanduser()
     if folder.exists() or hub.looks_like_a_folder(path):
-        return describe(LocalFolder(path, folder))
-    return describe(hub.open_repository(path, revision=revision, token=token, offline=offline))
+        return LocalFolder(path, folder)
+    return hub.open_repository(path, revision=revision, token=token, offline=offline)
 
 
 def describe(source: Source) -> ModelFacts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ def config() -> None:
 
 
 @config.command()
-@config_command
+@functools.partial(config_command, asks_checkpoints=False)
 @format_option
 def show(loaded: Loaded, output: str) -> None:
     """Print every value in force and where it came from.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ def models() -> None:
 
 
 @models.command("lock")
-@config_command
+@functools.partial(config_command, asks_checkpoints=False)
 @format_option
 def lock(loaded: Loaded, output: str) -> None:
     """Write sizes and SHA-256 of both models to CONFIG's .lock.json."""
@@ -44,7 +45,7 @@ def lock(loaded: Loaded, output: str) -> None:
 
 
 @models.command("verify")
-@config_command
+@functools.partial(config_command, asks_checkpoints=False)
 @format_option
 def verify(loaded: Loaded, output: str) -> None:
     """Compare both models with .lock.json and models.*.sha256.
@@ -76,7 +77,7 @@ def verify(loaded: Loaded, output: str) -> None:
 
 
 @models.command("pull")
-@config_command
+@functools.partial(config_command, asks_checkpoints=False)
 @format_option
 def pull(loaded: Loaded, output: str) -> None:
     """Download both models to models.store, or the Hub cache.

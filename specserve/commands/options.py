@@ -22,11 +22,14 @@ NOT_A_SIDECAR = "what listens there is not a sidecar of specserve"
 _MAX_ANSWER_BYTES = 16 * 1024**2
 
 
-def config_command(function: Callable[..., Any]) -> Callable[..., Any]:
+def config_command(
+    function: Callable[..., Any], *, asks_checkpoints: bool = True
+) -> Callable[..., Any]:
     """Give a command the CONFIG argument and ``--set``; it receives ``loaded``
     (config.load.Loaded).
 
-    Warnings of the config are printed to stderr before the command runs.
+    Warnings of the config are printed to stderr before the command runs, and so is what the
+    checkpoints decide because nobody set it; a command that is about the file alone does not ask.
     """
 
     @functools.wraps(function)
@@ -36,6 +39,12 @@ def config_command(function: Callable[..., Any]) -> Callable[..., Any]:
         loaded = load(Path(config), environ=os.environ, overrides=overrides)
         for warning in loaded.warnings:
             warn(warning)
+        if asks_checkpoints:
+            from specserve.app.derive import derived
+
+            loaded, notes = derived(loaded, os.environ)
+            for note in notes:
+                click.echo(f"Note: {note}", err=True)
         return function(loaded=loaded, **kwargs)
 
     wrapper = click.option(

@@ -363,10 +363,10 @@ def _schedule(settings: Settings) -> Iterator[Complaint]:
             *_edit(Change(f"{_SPEC}.max_batch_size")),
         )
     length = settings.engine.asked_length
-    if length is not None and spec.num_speculative_tokens >= length:
+    if length is not None and settings.num_speculative_tokens >= length:
         yield Complaint(
             (_SPEC, "num_speculative_tokens"),
-            f"'num_speculative_tokens' is {spec.num_speculative_tokens}; must be less than "
+            f"'num_speculative_tokens' is {settings.num_speculative_tokens}; must be less than "
             f"engine.max_model_len "
             f"({length})",
         )
@@ -392,7 +392,7 @@ def _schedule(settings: Settings) -> Iterator[Complaint]:
             *_edit(Change(f"{_SPEC}.schedule"), " to speculate always"),
         )
         return
-    last, limit = 0, spec.num_speculative_tokens
+    last, limit = 0, settings.num_speculative_tokens
     for i, (first, final, tokens) in enumerate(spec.schedule):
         row = f"row [{first}, {final}, {tokens}]"
         if first != last + 1:
@@ -408,7 +408,7 @@ def _schedule(settings: Settings) -> Iterator[Complaint]:
                 (*path, i),
                 f"{row} of 'schedule' ends before it starts; must be [first, last, tokens]",
             )
-        if not 0 <= tokens <= spec.num_speculative_tokens:
+        if not 0 <= tokens <= settings.num_speculative_tokens:
             yield Complaint(
                 (*path, i),
                 (

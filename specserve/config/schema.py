@@ -11,6 +11,8 @@ from specserve.config.models import Models
 from specserve.config.serving import Engine, Hardware, Server
 from specserve.config.sidecar import Sidecar
 from specserve.config.speculation import (
+    DEFAULT_TOKENS,
+    SUFFIX_DEPTH,
     WIDEST_STEP,
     WITHOUT_DRAFT,
     Method,
@@ -54,6 +56,21 @@ class Settings(Section):
             and self.models.draft_model is not None
         )
 
+    @property
+    def num_speculative_tokens(self) -> int:
+        """Tokens per draft; where nobody set them and no checkpoint was asked
+        (:mod:`specserve.app.derive`), vLLM's default for suffix, the most that the schedule asks
+        for, or ours.
+        """
+        spec = self.speculative_decoding
+        if spec.num_speculative_tokens is not None:
+            return spec.num_speculative_tokens
+        if spec.schedule:
+            return max(1, *(tokens for _, _, tokens in spec.schedule))
+        if self.method == "suffix":
+            return spec.suffix_decoding_max_tree_depth or SUFFIX_DEPTH
+        return DEFAULT_TOKENS
+
     def draft_tensor_parallel_size(self, *, on_first_engine: bool = False) -> int:
         """GPUs that share the draft.
 
@@ -85,7 +102,7 @@ class Settings(Section):
         if spec.max_batch_size is None or spec.max_batch_size >= last:
             return None
         return (
-            (1, spec.max_batch_size, spec.num_speculative_tokens),
+            (1, spec.max_batch_size, self.num_speculative_tokens),
             (spec.max_batch_size + 1, last, 0),
         )
 
@@ -96,7 +113,7 @@ class Settings(Section):
         """
         rows = self.schedule
         if rows is None:
-            return self.speculative_decoding.num_speculative_tokens
+            return self.num_speculative_tokens
         tokens = 0
         for first, _, row_tokens in sorted(rows):
             if first <= batch_size:

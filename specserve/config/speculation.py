@@ -91,6 +91,10 @@ WIDEST_STEP = 4096
 vLLM clips rows to its own limit and carries the last row on (``v1/spec_decode/dynamic/utils.py``),
 and no default of its reaches this.
 """
+DEFAULT_TOKENS = 5
+"""Tokens per draft where neither the config nor a checkpoint names a number."""
+SUFFIX_DEPTH = 24
+"""vLLM's default of ``suffix_decoding_max_tree_depth``, and with it of the tokens per draft."""
 WITHOUT_DRAFT = frozenset({"ngram", "ngram_gpu", "suffix"})
 """Methods that look drafts up in text that is already there."""
 SAME_DTYPE = {"half": "float16", "float": "float32"}
@@ -116,11 +120,18 @@ class SpeculativeDecoding(Section):
     method: WrittenMethod | None = Field(
         None,
         description=(
-            "vLLM's method; null is draft_model when a draft model is given. vLLM's older names of "
+            "vLLM's method; null is what the draft's own config names, draft_model for a whole "
+            "language model. vLLM's older names of "
             "mtp (deepseek_mtp, qwen3_next_mtp, ...) are taken as mtp."
         ),
     )
-    num_speculative_tokens: Positive = Field(5, description="Tokens per draft.")
+    num_speculative_tokens: Positive | None = Field(
+        None,
+        description=(
+            "Tokens per draft; null is what the checkpoint gives (MTP modules, the block of DSpark "
+            "and DFlash, heads), the tree's depth (24) for suffix, else 5."
+        ),
+    )
     max_batch_size: Positive | None = Field(
         None, description="Largest step batch that still speculates."
     )

@@ -97,7 +97,7 @@ def key(settings: Settings, engine_version: str | None, gpu_name: str | None) ->
     parts = [
         settings.models.model_dump(mode="json", exclude={"hub_token", "hub_token_file", "store"}),
         settings.method,
-        settings.speculative_decoding.num_speculative_tokens,
+        settings.num_speculative_tokens,
         engine.max_num_seqs,
         engine.max_num_batched_tokens,
         engine.enforce_eager,

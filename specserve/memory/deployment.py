@@ -199,7 +199,7 @@ def resolve(
         hybrid_manager=not extra.is_on("disable-hybrid-kv-cache-manager"),
         async_scheduling=asynchronous and settings.method not in _WITHOUT_ASYNC,
         method=settings.method,
-        num_speculative_tokens=spec.num_speculative_tokens if settings.method else 0,
+        num_speculative_tokens=settings.num_speculative_tokens if settings.method else 0,
         speculating_seqs=min(max_seqs, drafting_batch),
         draft_tp=settings.draft_tensor_parallel_size(on_first_engine=accounting.v0),
         keeps_draft_probabilities=spec.draft_sample_method == "probabilistic",

@@ -307,21 +307,29 @@ def block(head: Head, k: int, method: str) -> Iterator[Finding]:
     """DFlash and DSpark draft one block; its first place is the last accepted token unless it is
     sampled too.
     """
-    size = head.number("block_size", "dspark_block_size")
+    size, limit = _block_size(head), block_limit(head, method)
+    if limit is not None and k > limit:
+        message = f"num_speculative_tokens is {k}; a block of {size} drafts at most {limit} tokens"
+        change = Change(TOKENS, limit)
+        yield Finding("head-block-size", "error", TOKENS, message, str(change), (change,))
+
+
+def block_limit(head: Head, method: str) -> int | None:
+    """The tokens that one block can draft; None where the checkpoint names no block."""
+    size = _block_size(head)
+    if size is None or size < 2:
+        return None
     nested = head.config.get("dflash_config")
     anchor = {**head.config, **(nested if isinstance(nested, Mapping) else {})}.get(
         "sample_from_anchor", method == "dspark"
     )
-    if size is None or size < 2:
-        return
     if anchor:
-        limit = size
-    else:
-        limit = size - 1
-    if k > limit:
-        message = f"num_speculative_tokens is {k}; a block of {size} drafts at most {limit} tokens"
-        change = Change(TOKENS, limit)
-        yield Finding("head-block-size", "error", TOKENS, message, str(change), (change,))
+        return size
+    return size - 1
+
+
+def _block_size(head: Head) -> int | None:
+    return head.number("block_size", "dspark_block_size")
 
 
 def medusa(target: ModelFacts, head: Head, k: int) -> Iterator[Finding]:

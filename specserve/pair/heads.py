@@ -97,7 +97,7 @@ def check(settings: Settings, target: ModelFacts, draft: ModelFacts) -> Iterator
     if any(f.code == "head-config" for f in format_problems):
         return
     head = head_of(draft)
-    k = settings.speculative_decoding.num_speculative_tokens
+    k = settings.num_speculative_tokens
     checks: dict[str, Callable[[], Iterator[Finding]]] = {
         "eagle": lambda: shapes.eagle(target, head),
         "eagle3": lambda: shapes.eagle3(

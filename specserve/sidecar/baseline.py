@@ -104,7 +104,7 @@ def identity(settings: Settings) -> str:
         draft_path,
         draft_revision,
         settings.method,
-        settings.speculative_decoding.num_speculative_tokens,
+        settings.num_speculative_tokens,
     )
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 

@@ -36,7 +36,7 @@ def build(
     if seen is not None:
         readings, condition = seen.readings, seen.assessment.condition
     if settings.method:
-        tokens = settings.speculative_decoding.num_speculative_tokens
+        tokens = settings.num_speculative_tokens
     return {
         "model_name": settings.served_model_name,
         "method": settings.method,

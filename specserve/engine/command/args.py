@@ -172,7 +172,7 @@ def speculative_config(settings: Settings) -> dict[str, JsonValue] | None:
     return {
         "method": method,
         **_draft_keys(settings),
-        "num_speculative_tokens": spec.num_speculative_tokens,
+        "num_speculative_tokens": settings.num_speculative_tokens,
         **_schedule_key(settings),
         **{key: value for key in keys if (value := getattr(spec, key)) is not None},
         **spec.extra_config,

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pydantic import JsonValue
 
 from specserve.config.extra_args import read_json
+from specserve.engine.command.removed import FLAGS, instead_of
 from specserve.engine.installed.introspect import JsonField, JsonFlag
 from specserve.errors import Change, Problem, nearest
 
@@ -59,6 +60,13 @@ def _field(name: str, key: str, value: JsonValue, flag: JsonFlag, where: str) ->
     fields = flag.fields or {}
     if key not in fields:
         if flag.closed:
+            gone = FLAGS.get(f"{name.removeprefix('--')}.{key}")
+            if gone is not None:
+                fix = instead_of(f"{where}.{key}", gone)
+                yield Problem(
+                    f"'{key}' of '{name}' is gone from vLLM: {gone.why}", f"{where}.{key}", fix=fix
+                )
+                return
             near = nearest(key, fields)
             fix = f"remove {where}.{key}"
             hint = ""

@@ -43,7 +43,7 @@ class Situation:
     @property
     def tokens(self) -> int:
         """Tokens per draft."""
-        return self.settings.speculative_decoding.num_speculative_tokens
+        return self.settings.num_speculative_tokens
 
     @property
     def tensor_parallel_size(self) -> int:

@@ -15,6 +15,7 @@ from specserve.checkpoint.facts import ModelFacts
 from specserve.config.schema import Settings
 from specserve.config.speculation import WITHOUT_DRAFT
 from specserve.engine.installed.introspect import EngineFacts, release
+from specserve.pair.derive import PATH_WORDS
 
 KEPT = frozenset({"eagle", "eagle3", "dflash", "dspark"})
 """Methods that vLLM takes as they are configured."""
@@ -80,12 +81,7 @@ def _dspark_of(target: ModelFacts | None, engine: EngineFacts | None) -> Predict
 
 def _by_path(facts: ModelFacts) -> Predicted | None:
     path = facts.path.lower()
-    for part, method in (
-        ("eagle-", "eagle"),
-        ("eagle3", "eagle3"),
-        ("dflash", "dflash"),
-        ("dspark", "dspark"),
-    ):
+    for part, method in PATH_WORDS:
         if part in path:
             return Predicted(method, f"its path contains '{part}'")
     return None

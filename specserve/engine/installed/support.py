@@ -323,7 +323,7 @@ def extra_slots(settings: Settings) -> int:
     ``SpeculativeConfig.max_num_new_slots_for_drafting``, read in 0.32.
     """
     method, spec = settings.method, settings.speculative_decoding
-    k = spec.num_speculative_tokens
+    k = settings.num_speculative_tokens
     if method == "dflash":
         return k
     if spec.parallel_drafting or method == "dspark":
@@ -341,7 +341,7 @@ def _step_budget(settings: Settings, default_seqs: int | None) -> Iterator[Findi
     if tokens is None:
         return
     where, extra = "engine.max_num_batched_tokens", extra_slots(settings)
-    a_sequence = settings.speculative_decoding.num_speculative_tokens + 1 + extra
+    a_sequence = settings.num_speculative_tokens + 1 + extra
     # Without max_num_seqs vLLM takes its default, or the tokens of a step where those are fewer:
     # more tokens then mean more sequences, up to the default.
     most = settings.engine.max_num_seqs or default_seqs
