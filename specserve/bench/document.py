@@ -27,11 +27,11 @@ class ReportSection:
 
 def markdown(sections: Sequence[ReportSection], title: str) -> str:
     """The document as Markdown, without pictures."""
-    out = [f"# {title}", ""]
+    out = [f"# {_plain(title)}", ""]
     for section in sections:
-        out += [f"## {section.title}", ""]
+        out += [f"## {_plain(section.title)}", ""]
         for text in section.text:
-            out += [text, ""]
+            out += [_plain(text), ""]
         if section.table and section.table.rows:
             rule = ["---" for _ in section.table.head]
             rows = (section.table.head, rule, *section.table.rows)
@@ -39,8 +39,13 @@ def markdown(sections: Sequence[ReportSection], title: str) -> str:
     return "\n".join(out)
 
 
+def _plain(text: str) -> str:
+    """One line in which no tag stands: Markdown lets HTML through, and names come from results."""
+    return html.escape(text.replace("\n", " "), quote=False)
+
+
 def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(c.replace("|", "\\|").replace("\n", " ") for c in cells) + " |"
+    return "| " + " | ".join(_plain(cell).replace("|", "\\|") for cell in cells) + " |"
 
 
 _STYLE = (

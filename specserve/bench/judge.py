@@ -205,12 +205,15 @@ def _ttft(baseline: ArmCell, speculative: ArmCell) -> float | None:
 def _judge(ratio: Interval | None, half: float | None) -> CellVerdict:
     if ratio is None or half is None:
         return "inconclusive"
+    # Asked first: with many requests the interval of two equal servers may lie just above 1.
+    if ratio.low > 1 - SAME_WITHIN and ratio.high < 1 + SAME_WITHIN:
+        return "no difference"
+    if f"{ratio.value:.2f}" == "1.00":
+        return "inconclusive"
     if ratio.low > 1:
         return "faster"
     if ratio.high < 1:
         return "slower"
-    if ratio.low > 1 - SAME_WITHIN and ratio.high < 1 + SAME_WITHIN:
-        return "no difference"
     return "inconclusive"
 
 

@@ -26,6 +26,8 @@ def svgs(verdict: BenchVerdict) -> dict[str, str]:
     except ImportError:
         return {}
     mpl.use("svg")
+    # A workload's name is a name, also where "$a^$" stands in it.
+    mpl.rcParams["text.parse_math"] = False
     drawn: dict[str, Callable[[Axes, BenchVerdict], bool]] = {
         "speedup": _speedup,
         "tpot": _tpot,
@@ -97,7 +99,7 @@ def _curves(
                 marker="o",
                 markersize=4,
                 color=f"C{i % 10}",
-                label=f"{workload}, {arms[0].arm}",
+                label=_label(f"{workload}, {arms[0].arm}"),
             )
     if not axes.lines:
         return False
@@ -107,6 +109,13 @@ def _curves(
     axes.legend(fontsize=8, frameon=False, handlelength=3)
     axes.set_title(f"{label[0].upper()}{label[1:]} against load", fontsize=11, loc="left")
     return True
+
+
+def _label(text: str) -> str:
+    """A label of the legend; matplotlib leaves out those that begin with an underscore."""
+    if text.startswith("_"):
+        return f" {text}"
+    return text
 
 
 def _load_axis(axes: Axes, loads: Sequence[int]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from specserve.app import report as app_report
 from specserve.app.arm import ArmSpec, foreign_tokens, require_side_by_side
 from specserve.app.bench import fresh, gpus_of
 from specserve.app.bench_setup import BenchOptions, _arms
@@ -540,3 +541,25 @@ def test_the_report_shows_the_gpu_where_there_was_one() -> None:
     assert part.table is not None
     assert part.table.rows[0] == ("w", "4", "off", "50.0 %", "-", "2.0 GiB")
     assert "GPU" not in [p.title for p in report.document([judge.verdict(whole)])]
+
+
+@pytest.mark.parametrize("factor", [0.985, 1.0, 1.012])
+def test_a_difference_of_less_than_a_twentieth_is_none(factor: float) -> None:
+    """However narrow the interval, and on which side of 1 it lies: nobody turns it on for 1.00x."""
+    found = [
+        verdict(simulate(factor, seed=seed, prompts=64, repeat=6, block_noise=0.002))
+        for seed in range(6)
+    ]
+    assert {cell.verdict for cell in found} <= {"no difference", "inconclusive"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["$a^$", r"$\frac{1}{$b", "<script>x</script>", "a|b", "_hidden", "a\nb", "\\", "${x}$", "%s"],
+)
+def test_a_workload_may_have_any_name(name: str, tmp_path: Path) -> None:
+    """Names are no formulas and no HTML, in pictures, Markdown and the page."""
+    blocks = [b.model_copy(update={"workload": name}) for b in simulate(1.5).blocks]
+    app_report.write([result(blocks)], tmp_path)
+    assert "<script>" not in (tmp_path / "report.md").read_text()
+    assert "<script>x" not in (tmp_path / "report.html").read_text()
