@@ -121,7 +121,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     True
     """
     allowed = 1 + (len(word) > 5) + (len(word) > 15)
-    near = [(_edits(word, other, allowed), other) for other in known]
+    near = [(_edits(word.lower(), other.lower(), allowed), other) for other in known]
     least = min(near, default=(allowed + 1, ""))
     if least[0] <= allowed:
         return least[1]

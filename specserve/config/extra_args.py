@@ -13,8 +13,11 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from pydantic import JsonValue
+
+from specserve.config.document import Yaml
 
 FLAG_ALIASES: Mapping[str, str] = {
     "ac": "attention-config",
@@ -45,6 +48,8 @@ FLAG_ALIASES: Mapping[str, str] = {
 }
 """Other names of a flag -> its first long name, as vLLM 0.32 lists them (tests/data/engine)."""
 
+FlagPath: TypeAlias = tuple[str, ...]
+"""Keys below ``engine.extra_args``, as they are written."""
 _QUOTED = re.compile(r'("(?:[^"\\]|\\.)*")')
 _BARE_SIZE = re.compile(r"\b\d+(?:\.\d+)?[kKmMgGtT]\b")
 _LEVEL = re.compile(r"O=?([0-3])")
@@ -191,7 +196,11 @@ class ExtraArgs:
 
     def _add(self, flag: ExtraFlag) -> None:
         if not flag.path:
-            self.values[flag.name] = flag.value
+            before = self.values.get(flag.name)
+            if isinstance(before, dict) and isinstance(flag.value, dict):
+                self.values[flag.name] = _merged(before, flag.value)
+            else:
+                self.values[flag.name] = flag.value
             return
         here = self.values[flag.name] = self.mapping(flag.name)
         for key in flag.path[:-1]:
@@ -250,6 +259,16 @@ class ExtraArgs:
         return {}
 
 
+def _merged(one: dict[str, JsonValue], other: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """Two mappings of one flag: layers have each what the later one left of the earlier one."""
+    both = {**one, **other}
+    for key in one.keys() & other.keys():
+        mine, theirs = one[key], other[key]
+        if isinstance(mine, dict) and isinstance(theirs, dict):
+            both[key] = _merged(mine, theirs)
+    return both
+
+
 def said_twice(layer: Mapping[str, JsonValue]) -> Iterator[tuple[str, str]]:
     """(key, sentence) for every key of one layer that says again what an earlier key of it says.
 
@@ -276,16 +295,35 @@ def _places(place: tuple[str, ...], value: JsonValue) -> Iterator[tuple[str, ...
         yield from _places((*place, key), inner)
 
 
-def overridden(keys: Sequence[str], later: Sequence[str]) -> Iterator[str]:
-    """The keys of an earlier layer that the path ``later`` of a later layer replaces under another
-    spelling.
+def without(held: dict[str, Yaml], above: Sequence[FlagPath]) -> dict[str, Yaml]:
+    """The flags of an earlier layer without what later layers set in another spelling.
 
-    >>> list(overridden(["max-logprobs", "cc.mode", "seed"], ["--max_logprobs"]))
-    ['max-logprobs']
-    >>> list(overridden(["cc.mode", "cc.level"], ["compilation-config", "mode"]))
-    ['cc.mode']
+    >>> without({"max-logprobs": 5, "cc.mode": 1, "seed": 1}, [("--max_logprobs",)])
+    {'cc.mode': 1, 'seed': 1}
+    >>> without({"cc.mode": 1, "cc.level": 2}, [("compilation-config", "mode")])
+    {'cc.level': 2}
+    >>> without({"cc": {"mode": 1, "level": 2}}, [("compilation-config.mode",)])
+    {'cc': {'level': 2}}
     """
-    place = read_flag(".".join(later), None).place
-    for key in keys:
-        if key != later[0] and read_flag(key, None).place[: len(place)] == place:
-            yield key
+    kept = dict(held)
+    for path in above:
+        place = read_flag(".".join(path), None).place
+        for key in [key for key in kept if key != path[0]]:
+            mine = read_flag(key, None).place
+            if mine[: len(place)] == place:
+                del kept[key]
+            elif place[: len(mine)] == mine:
+                kept[key] = _without_item(kept[key], place[len(mine) :])
+    return kept
+
+
+def _without_item(value: Yaml, path: FlagPath) -> Yaml:
+    """A mapping, or JSON of one, without what it holds at a path."""
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            value = read_json(value, sizes=True)
+    if not isinstance(value, dict) or path[0] not in value:
+        return value
+    if len(path) == 1:
+        return {key: inner for key, inner in value.items() if key != path[0]}
+    return {**value, path[0]: _without_item(value[path[0]], path[1:])}

@@ -86,6 +86,8 @@ class FileSource(PydanticBaseSettingsSource):
         self.doc = doc
         self.replaced: set[KeyPath] = set()
         """Where a higher layer puts something else than a mapping."""
+        self.flags_above: list[extra_args.FlagPath] = []
+        """vLLM's flags that a higher layer sets."""
         self.problems = [*doc.problems, *_said_twice(doc.values, doc.place)]
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Yaml, str, bool]:
@@ -95,7 +97,7 @@ class FileSource(PydanticBaseSettingsSource):
     def __call__(self) -> dict[str, Yaml]:
         """The file's values, but for flags that a higher layer spells differently."""
         kept = _without_mappings(self.doc.values, self.replaced)
-        return _without_other_spellings(kept, self.current_state)
+        return _without_other_spellings(kept, self.flags_above)
 
 
 class Layer:
@@ -132,6 +134,16 @@ class Layer:
             if key[: len(path)] == path:
                 return place
         return None
+
+    def flag_paths(self) -> Iterator[extra_args.FlagPath]:
+        """Where this layer sets vLLM's flags; a mapping that it gives whole is one place."""
+        for path in self.places:
+            if path == _EXTRA:
+                given = inside(inside(self.values, "engine"), "extra_args")
+                if isinstance(given, dict):
+                    yield from ((str(key),) for key in given)
+            elif path[:2] == _EXTRA:
+                yield tuple(str(part) for part in path[2:])
 
     def _add(self, entry: LayerEntry, environ: Mapping[str, str]) -> None:
         path, wrong = self._resolve(entry.path)
@@ -213,6 +225,8 @@ class EnvironmentSource(EnvSettingsSource):
         self.warnings: list[Problem] = []
         self.replaced: set[KeyPath] = set()
         """Where ``--set`` puts something else than a mapping."""
+        self.flags_above: list[extra_args.FlagPath] = []
+        """vLLM's flags that ``--set`` sets."""
         self.layer = Layer([*self._entries()], below.doc.values, environ)
 
     def _load_env_vars(self) -> Mapping[str, str]:
@@ -237,7 +251,7 @@ class EnvironmentSource(EnvSettingsSource):
     def __call__(self) -> dict[str, Yaml]:
         """The environment's values, but for flags that ``--set`` spells differently."""
         kept = _without_mappings(self.layer.values, self.replaced)
-        return _without_other_spellings(kept, self.current_state)
+        return _without_other_spellings(kept, self.flags_above)
 
 
 class OverrideSource(PydanticBaseSettingsSource):
@@ -281,8 +295,11 @@ class Cascade:
         file = FileSource(doc)
         environment = EnvironmentSource(environ, file)
         file.replaced |= environment.layer.replaced
+        file.flags_above += environment.layer.flag_paths()
         lower = merged([environment, file])
         sets = OverrideSource(overrides, lower, environ)
+        file.flags_above += sets.layer.flag_paths()
+        environment.flags_above += sets.layer.flag_paths()
         file.replaced |= sets.layer.replaced
         environment.replaced |= sets.layer.replaced
         self.doc = doc
@@ -342,21 +359,15 @@ def _said_twice(values: dict[str, Yaml], place: Callable[[KeyPath], str]) -> Ite
             yield Problem(sentence, place((*_EXTRA, key)))
 
 
-def _without_other_spellings(values: dict[str, Yaml], above: dict[str, Yaml]) -> dict[str, Yaml]:
+def _without_other_spellings(
+    values: dict[str, Yaml], above: Sequence[extra_args.FlagPath]
+) -> dict[str, Yaml]:
     """The values of a layer without the flags that a higher layer sets in another spelling."""
     engine = inside(values, "engine")
     held = inside(engine, "extra_args")
-    higher = inside(inside(above, "engine"), "extra_args")
-    if not isinstance(engine, dict) or not isinstance(held, dict) or not isinstance(higher, dict):
+    if not isinstance(engine, dict) or not isinstance(held, dict) or not above:
         return values
-    gone = {
-        key
-        for later in _leaves(higher, [])
-        for key in extra_args.overridden([str(k) for k in held], later)
-    }
-    if not gone:
-        return values
-    kept = {key: value for key, value in held.items() if key not in gone}
+    kept = extra_args.without(held, above)
     return {**values, "engine": {**engine, "extra_args": kept}}
 
 
@@ -370,11 +381,3 @@ def _without_mappings(values: dict[str, Yaml], paths: set[KeyPath]) -> dict[str,
         if isinstance(here, dict) and isinstance(inside(here, path[-1]), dict):
             del here[str(path[-1])]
     return kept
-
-
-def _leaves(value: Yaml, path: list[str]) -> Iterator[list[str]]:
-    if not isinstance(value, dict) or not value:
-        yield path
-        return
-    for key, inner in value.items():
-        yield from _leaves(inner, [*path, str(key)])
