@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import random
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +15,13 @@ import yaml
 
 from specserve.checkpoint.facts import ModelFacts
 from specserve.config.load import load
+from specserve.config.speculation import NEEDS_DRAFT, WITHOUT_DRAFT
+from specserve.engine.installed.introspect import EngineFacts
+from specserve.engine.installed.known_bad import entries
 from specserve.errors import Change, ConfigError, Problem
 from specserve.findings import Finding
 from tests.pairs import PAIRS, Pair
-from tests.scenarios import GPU, Scenario, edited, known_bad_cases, situation
+from tests.scenarios import CPU, GPU, Scenario, edited, known_bad_cases, merged, situation
 from tests.unit.test_pairs import TYPES
 
 KNOWN_BAD = {name: situation(case["fires"]) for name, case in known_bad_cases().items()}
@@ -32,7 +39,7 @@ def _broken(
     scenario: Scenario, before: list[Finding], finding: Finding, folder: Path
 ) -> Iterator[str]:
     for change in finding.changes:
-        if change.key.rsplit(".", 1)[-1] not in (finding.fix or ""):
+        if change.key != finding.where and change.key.rsplit(".", 1)[-1] not in (finding.fix or ""):
             yield f"{finding.code}: {change} is not what the Fix says: {finding.fix}"
     try:
         after = scenario.after(finding).findings(folder)
@@ -142,3 +149,219 @@ def test_remedies_of_mistakes_in_the_config(path: Path, tmp_path: Path) -> None:
             after = {p.message for p in problems(edited(config, problem.changes), tmp_path)}
             assert problem.message not in after
             assert after <= {p.message for p in before}
+
+
+COMMIT = "0123456789abcdef" * 2 + "01234567"
+
+
+def scene(
+    name: str,
+    method: str,
+    settings: dict[str, Any] | None = None,
+    *,
+    target: dict[str, Any] | None = None,
+    draft: dict[str, Any] | None = None,
+    revision: str | None = None,
+    engine: EngineFacts = GPU,
+) -> Scenario:
+    """A small Llama, with a draft where one is described."""
+    case = {"method": method, "set": settings or {}, "target": target or {}, "version": "0.32.0"}
+    if draft is not None:
+        case["draft"] = draft
+    made = situation(case)
+    assert made.target is not None
+    return replace(made, name=name, engine=engine, target=replace(made.target, revision=revision))
+
+
+K, SCHEDULE = "speculative_decoding.num_speculative_tokens", "speculative_decoding.schedule"
+EAGLE3 = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "hidden_size": 1024,
+    "target_hidden_size": 1024,
+}
+BLOCK = {"architectures": ["DFlashDraftModel"], "hidden_size": 1024, "block_size": 4} | {
+    "dflash_config": {"mask_token_id": 1, "target_layer_ids": [1, 4, 6]}
+}
+TP = "models.target_model.tensor_parallel_size"
+BIG_LLAMA = {"num_hidden_layers": 80, "hidden_size": 8192, "num_attention_heads": 64} | {
+    "intermediate_size": 28672, "vocab_size": 128256, "max_position_embeddings": 131072
+}  # fmt: skip
+H100 = {"hardware.gpu_name": "NVIDIA H100 80GB HBM3", "hardware.gpu_count": 8}
+TUNED = {"engine.max_num_seqs": 64, "engine.max_num_batched_tokens": 8192}
+
+SCENES: list[tuple[str, Scenario]] = [
+    ("argument-conflict", scene("method-twice", "ngram", {"speculative_decoding.extra_config.method": "suffix"})),
+    ("argument-conflict", scene("filled-in", "ngram", {"speculative_decoding.extra_config.target_model_config": {}})),
+    ("argument-conflict", scene("nodes", "ngram", {
+        "engine.node_count": 2, "engine.node_rank": 1, "engine.leader_address": "a", TP: 2}, engine=CPU)),
+    ("flag-unsupported", scene("no-such-flag", "ngram", {"engine.extra_args.frobnicate": 1})),
+    ("flag-unsupported", scene("no-such-flag-so-spelt", "ngram", {"engine.extra_args.--frobnicate_it": 1})),
+    ("flag-unsupported", scene("not-negated", "ngram", {"engine.extra_args.no-seed": True})),
+    ("flag-unsupported", scene("inside", "ngram", {"engine.extra_args.compilation_config": {"frobnicate": 3}})),
+    ("flag-unsupported", scene("inside-text", "ngram", {"engine.extra_args.cc": '{"frobnicate": 3, "mode": 3}'})),
+    ("flag-unsupported", scene("inside-dots", "ngram", {"engine.extra_args.compilation-config.frobnicate": 3})),
+    ("key-unsupported", scene("no-such-key", "ngram", {"speculative_decoding.extra_config.frobnicate": 1})),
+    ("model-runner", scene("forced", "suffix", {"engine.env.VLLM_USE_V2_MODEL_RUNNER": "1"})),
+    ("synthetic-acceptance", scene("synthetic", "eagle3", {
+        "speculative_decoding.extra_config.rejection_sample_method": "synthetic"}, draft=EAGLE3)),
+    ("step-budget", scene("no-room", "draft_model", {"engine.max_num_batched_tokens": 1}, draft={})),
+    ("step-budget", scene("lora", "draft_model", {
+        "engine.max_num_batched_tokens": 300, "engine.max_num_seqs": 64, "engine.extra_args.enable-lora": True},
+        draft={})),
+    ("step-budget", scene("default-batch", "draft_model", {"engine.max_num_batched_tokens": 100}, draft={}, engine=CPU)),
+    ("environment-unknown", scene("misspelt", "ngram", {"engine.env.VLLM_LOGGING_LEVL": "DEBUG"})),
+    ("environment-unknown", scene("nobody-reads", "ngram", {"engine.env.VLLM_FROBNICATE_EVERYTHING": "1"})),
+    ("revision-unpinned", scene("unpinned", "ngram", revision=COMMIT)),
+    ("remote-code-unpinned", scene("unpinned-code", "ngram", {
+        "models.target_model.trust_remote_code": True}, revision=COMMIT, target={
+            "auto_map": {"AutoConfig": "configuration_my.MyConfig"}})),
+    ("head-block-size", scene("block", "dflash", {K: 8}, draft=BLOCK)),
+    ("head-block-size", scene("block-of-schedule", "dflash", {K: 8, SCHEDULE: [[1, 4, 8], [5, 64, 4]]}, draft=BLOCK)),
+    ("mtp-multiple", scene("modules", "mtp", {K: 5, SCHEDULE: [[1, 4, 5]]}, target={"num_nextn_predict_layers": 3})),
+    ("mtp-module-reuse", scene("reuse", "mtp", {K: 3, SCHEDULE: [[1, 4, 3]]}, target={"num_nextn_predict_layers": 1})),
+    ("context-too-long", scene("draft-limit", "draft_model", {
+        "engine.max_model_len": 8192, "models.draft_model.max_model_len": 8192}, draft={
+            "max_position_embeddings": 8192})),
+    ("tp-divisible", scene("tp-of-draft", "eagle3", {TP: 5, "models.draft_model.tensor_parallel_size": 5},
+                           draft=EAGLE3)),
+    ("head-as-model", scene("keys-of-drafts", "draft_model", {
+        "speculative_decoding.use_heterogeneous_vocab": True}, draft=EAGLE3)),
+    ("model-as-head", scene("wide", "eagle3", draft={})),
+    ("head-kind", scene("eagle-as-medusa", "medusa", draft=EAGLE3)),
+    ("method-mismatch", scene("named-mtp", "draft_model", draft={
+        "architectures": ["MiMoForCausalLM"], "model_type": "mimo", "hidden_size": 1024,
+        "num_nextn_predict_layers": 1})),
+    ("does-not-fit", scene("long", "ngram", {**H100, TP: 4, **TUNED, "engine.max_model_len": 131072,
+                                             "hardware.gpu_count": 4, "engine.gpu_memory_utilization": 0.54},
+                           target=BIG_LLAMA)),
+    ("does-not-fit", scene("three-ways", "ngram", {**H100, TP: 3}, target=BIG_LLAMA)),
+    ("does-not-fit", scene("too-few", "ngram", {**H100, TP: 8, "hardware.gpu_count": 4, **TUNED}, target=BIG_LLAMA)),
+    ("memory-tight", scene("tight", "draft_model", {**H100, TP: 4, "engine.gpu_memory_utilization": 0.95, **TUNED},
+                           target=BIG_LLAMA, draft={"vocab_size": 128256})),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("code", "scenario"), SCENES, ids=[f"{code}-{scenario.name}" for code, scenario in SCENES]
+)
+def test_remedies_of_the_engine_and_of_memory(
+    code: str, scenario: Scenario, tmp_path: Path
+) -> None:
+    """Of what an engine refuses and what does not fit; the finding that the scenario is for has a remedy."""
+    found = [f for f in scenario.findings(tmp_path) if f.code == code]
+    assert found
+    assert list(broken(scenario, tmp_path)) == []
+    assert all(f.changes or "alone that leads to" in (f.fix or "") for f in found)
+
+
+# -- several at once --------------------------------------------------------------------------------------------------
+
+METHODS = (
+    "draft_model",
+    "eagle",
+    "eagle3",
+    "mtp",
+    "dflash",
+    "dspark",
+    "medusa",
+    "ngram",
+    "ngram_gpu",
+    "suffix",
+)
+VERSIONS = ("0.26.0", "0.27.0", "0.28.0", "0.29.0", "0.30.0", "0.32.0")
+COMBINATIONS = 80
+
+
+def spelt(key: str, value: Any, chance: random.Random) -> tuple[str, Any]:
+    """A flag in one of the ways that people write it."""
+    name = key.removeprefix("engine.extra_args.")
+    if name == key:
+        return key, value
+    if isinstance(value, dict) and chance.random() < 0.4:
+        value = json.dumps(value)
+    if isinstance(value, bool) and not name.startswith("no-") and chance.random() < 0.4:
+        name, value = f"no-{name}", not value
+    if chance.random() < 0.4:
+        name = name.replace("-", "_")
+    return f"engine.extra_args.{chance.choice(['', '--'])}{name}", value
+
+
+def combination(seed: int) -> Scenario:
+    """Up to three known defects at once, under any method and version."""
+    chance, cases = random.Random(seed), known_bad_cases()
+    case: dict[str, Any] = {"method": chance.choice(METHODS), "version": chance.choice(VERSIONS)}
+    for name in chance.sample(sorted(cases), chance.choice([1, 2, 3])):
+        fires = cases[name]["fires"]
+        case = merged(case, {k: v for k, v in fires.items() if k not in ("method", "version")})
+    if case["method"] in WITHOUT_DRAFT:
+        case.pop("draft", None)
+    elif case["method"] in NEEDS_DRAFT:
+        case.setdefault("draft", {})
+    case["set"] = dict(spelt(key, value, chance) for key, value in case.get("set", {}).items())
+    return situation(case)
+
+
+@pytest.mark.parametrize("seed", range(COMBINATIONS))
+def test_remedies_of_several_defects_at_once(seed: int, tmp_path: Path) -> None:
+    """A remedy of one does not end in another, whatever else the config has and however its flags are spelt."""
+    scenario = combination(seed)
+    if not problems(scenario.config, tmp_path):
+        assert list(broken(scenario, tmp_path)) == []
+
+
+SPELLINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"async-scheduling": True}, {}),
+    ({"--async_scheduling": True, "seed": 1}, {"seed": 1}),
+    ({"no-async-scheduling": False}, {}),
+]
+
+
+@pytest.mark.parametrize(("written", "left"), SPELLINGS, ids=str)
+def test_an_edit_has_the_spelling_of_the_file(
+    written: dict[str, Any], left: dict[str, Any], tmp_path: Path
+) -> None:
+    """'remove engine.extra_args.async-scheduling' names the key that is there."""
+    scenario = scene("", "ngram", {f"engine.extra_args.{k}": v for k, v in written.items()})
+    [finding] = [f for f in scenario.findings(tmp_path) if f.code == "known-bad-async-scheduling"]
+    after = scenario.after(finding).config
+    assert after.get("engine", {}).get("extra_args", {}) == left
+
+
+# -- all of them ------------------------------------------------------------------------------------------------------
+
+EDIT = re.compile(
+    r"\b(?:set|remove|lower|raise) (?:models|engine|speculative_decoding|server|sidecar|hardware)\.\w"
+)
+LEFT_TO_THE_READER = {
+    "draft-is-target": "another checkpoint",
+    "vocab-overlap": "how much overlap is enough",
+    "low-concurrency": "how much context requests need",
+    "logits-buffer-large": "the batch to speculate for",
+    "does-not-fit": "what to give up",
+}
+"""Fixes that name a key and not its value, and what the reader decides with it."""
+
+
+def everything(folder: Path) -> Iterator[tuple[str, Finding]]:
+    """Every finding of every scenario here."""
+    scenarios = [*KNOWN_BAD.values(), *(scenario for _, scenario in SCENES)]
+    for i, scenario in enumerate(scenarios):
+        yield from ((f"{i} {scenario.name}", f) for f in scenario.findings(folder))
+    for pair in PAIRS:
+        below = folder / pair.name
+        below.mkdir()
+        made = Scenario(pair.name, pair.write(below), engine=GPU, known_types=lambda: TYPES)
+        yield from ((pair.name, f) for f in made.findings(below))
+
+
+def test_a_fix_that_reads_as_an_edit_is_one(tmp_path: Path) -> None:
+    """No sentence names a key of the config without the edit that was tried, or a reason why the reader decides."""
+    codes = set()
+    for name, finding in everything(tmp_path):
+        fix = finding.fix or ""
+        if finding.changes:
+            codes.add(finding.code)
+        elif EDIT.search(fix) and "alone that leads to" not in fix:
+            assert finding.code in LEFT_TO_THE_READER, (name, finding.code, fix)
+    assert {entry.code for entry in entries() if entry.change} <= codes
+    assert len(codes) >= 65
