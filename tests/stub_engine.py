@@ -25,6 +25,7 @@ import random
 import signal
 import socket
 import ssl
+import struct
 import subprocess
 import sys
 import threading
@@ -80,6 +81,7 @@ class Switches:
     metrics_delay: float = 0.0
     metrics_truncate: int = -1  # bytes after which the body of /metrics ends
     metrics_pad: int = 0  # bytes of one more label in the body of /metrics
+    metrics_break: str = ""  # close | reset | garbage: what ends a connection to /metrics
     metrics_status: int = 200
     health_status: int = 200
     completion_status: int = 200
@@ -427,6 +429,9 @@ class Handler(BaseHTTPRequestHandler):
                 self.send_json({"object": "list", "data": [card]})
             case "/metrics":
                 time.sleep(s.metrics_delay)
+                if s.metrics_break:
+                    self.break_off(s.metrics_break)
+                    return
                 body, content_type = engine.exposition(self.headers.get("Accept") or "")
                 if s.metrics_pad:
                     body += b'vllm:pad{label="' + b"x" * s.metrics_pad + b'"} 1\n'
@@ -443,6 +448,17 @@ class Handler(BaseHTTPRequestHandler):
                 self.send_json({"seen": list(self.engine.seen)})
             case _:
                 self.send_json({"detail": "Not Found"}, 404)
+
+    def break_off(self, way: str) -> None:
+        """End the connection without an answer of HTTP."""
+        self.close_connection = True
+        match way:
+            case "reset":  # closing with no time to linger sends RST
+                linger = struct.pack("ii", 1, 0)
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                self.connection.close()
+            case "garbage":
+                self.wfile.write(b"\x00\xffnonsense\r\n\r\n")
 
     def post(self, raw: bytes) -> None:
         body = json.loads(raw or b"{}")

@@ -9,6 +9,7 @@ import requests
 from specserve.engine.http.client import (
     EngineClient,
     EngineError,
+    EngineNotListening,
     EngineRefused,
     EngineUnreachable,
 )
@@ -20,18 +21,19 @@ VERSION_SECONDS = 3.0
 AT_ONCE_SECONDS = 5.0
 """A queue that is full says so at once. A 503 that comes later ended a request that had been
 taken."""
-GONE = (requests.ConnectionError, ConnectionError)
+BROKEN = (requests.ConnectionError, ConnectionError)
+"""Closed or reset by whoever took it, or no way there: the engine may serve all the same."""
 CUT = (requests.exceptions.ChunkedEncodingError, requests.exceptions.ContentDecodingError)
 
 
 def scrape(
     client: EngineClient, *, now: float, timeout: float, clock: Callable[[], float]
 ) -> Scrape:
-    """One attempt to read the metrics. Tried again at once when it is unreachable: an API server
+    """One attempt to read the metrics. Tried again at once when the connection broke: an API server
     closes connections that were idle for five seconds (uvicorn's default), and a read that meets
     the closing is no failure."""
     found = _scrape(client, now, timeout, clock)
-    if found.result == "unreachable":
+    if found.result in ("unreachable", "broken"):
         return _scrape(client, now, timeout, clock)
     return found
 
@@ -46,12 +48,14 @@ def _scrape(client: EngineClient, now: float, timeout: float, clock: Callable[[]
         if error.status >= 400:
             why = f"/metrics answered {error.status}"
         return Scrape("status", why)
+    except EngineNotListening as error:
+        return Scrape("unreachable", str(error))
     except EngineUnreachable as error:
         cause = error.__cause__
         if isinstance(cause, CUT):
             return Scrape("malformed", "/metrics was cut off")
-        if isinstance(cause, GONE):
-            return Scrape("unreachable", str(error))
+        if isinstance(cause, BROKEN):
+            return Scrape("broken", str(error))
         return Scrape("timeout", f"/metrics did not answer within {timeout:g} s")
     except MetricsError as error:
         return Scrape("malformed", str(error))

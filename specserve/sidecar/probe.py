@@ -3,7 +3,9 @@ verdicts out.
 
 Progress is a token, a finished request or an engine step more than at the last read. Busy is not
 hung: a full queue that moves is alive. Starved (requests wait, none runs) is not hung, but is said.
-Blind (metrics cannot be read) is not dead. Restarting an engine that works costs as much as keeping
+Blind (metrics cannot be read) is not dead: only a connection that is refused, three reads in a row,
+says that nobody is there, and a canary that succeeds meanwhile says the opposite. Restarting an
+engine that works costs as much as keeping
 one that hangs, so liveness fails only after several reads in a row without progress while work is
 there, and a canary completion that failed too.
 """
@@ -16,7 +18,9 @@ from typing import Literal
 from specserve.engine.http.metrics import EngineSnapshot
 from specserve.units import duration
 
-ScrapeResult = Literal["ok", "unreachable", "timeout", "status", "malformed"]
+ScrapeResult = Literal["ok", "unreachable", "broken", "timeout", "status", "malformed"]
+"""``unreachable``: the connection was refused. ``broken``: it was taken and then closed or reset,
+or there was no way to make it."""
 WORDS = {"progressing": "serving"}
 """Conditions that have another name in reasons."""
 
@@ -137,8 +141,11 @@ class ProgressProbe:
         self._scrape = scrape
         if context.state == "running":
             self._lost = 0
-        elif context.state == "backoff" != self._state:
-            self._lost += 1
+        elif context.state != self._state:
+            self._lost += context.state == "backoff"
+            # What was found of the engine that ended is not true of the next one.
+            self._stalled = self._full_since = None
+            self._failures = 0
         self._state = context.state
         if scrape.snapshot is not None:
             self._read(now, scrape.snapshot)
@@ -169,6 +176,8 @@ class ProgressProbe:
         self._in_flight, self._canary = False, outcome
         if outcome.result == "ok":
             self._progress(now)
+            if outcome.sent_seconds + outcome.seconds >= self._unreachable_since:
+                self._unreachable = 0
             if self._started is None:
                 self._started = f"the canary produced a token in {duration(outcome.seconds)}"
         elif self._progress_at is None or outcome.sent_seconds >= self._progress_at:
@@ -273,13 +282,14 @@ class ProgressProbe:
         coming = self._lost <= 1 and (
             self._started is None or context.state in ("starting", "backoff")
         )
+        gone = context.state in ("backoff", "fatal")
         return next(
             name
             for name, holds in (
                 ("draining", context.draining or context.state == "stopping"),
                 ("stalled", self._stalled is not None),
-                ("starting", self._unreachable and coming),
-                ("down", self._unreachable),
+                ("starting", (self._unreachable or gone) and coming),
+                ("down", gone or self._unreachable >= self.policy.observations),
                 ("blind", self._unread >= 2),
                 ("starting", self._started is None),
                 ("starved", waiting and not running and self._still >= self.policy.observations),
@@ -299,11 +309,11 @@ class ProgressProbe:
         match condition:
             case "stalled":
                 ok, reason = False, self._stalled or "stalled"
-            case "down" if self._unreachable >= self.policy.observations:
+            case "down":
                 lasted = duration(now - self._unreachable_since)
                 ok, reason = (
                     False,
-                    f"unreachable for {lasted} ({self._unreachable} attempts): {detail}",
+                    f"refused connections for {lasted} ({self._unreachable} reads): {detail}",
                 )
             case "blind":
                 reason = f"the metrics cannot be read ({detail}); not a hang by itself"
@@ -329,6 +339,7 @@ class ProgressProbe:
             (context.blocked is not None, str(context.blocked)),
             (self._asleep, "the engine was put to sleep"),
             (cannot, f"{condition}: {self._stalled or self._seen()}"),
+            (self._unreachable, f"it refuses connections: {self._seen()}"),
             (self._failures, f"{_word(condition)}, and the canary failed: {canary}"),
         )
         for holds, reason in refusals:
@@ -360,8 +371,12 @@ class ProgressProbe:
         return raw
 
     def _wants_canary(self, now: float, condition: str) -> bool:
-        if self._in_flight or self._unreachable or self._asleep or condition == "draining":
+        if self._in_flight or self._asleep or condition == "draining":
             return False
+        if self._unreachable:
+            # Its answer is back before the engine counts as down.
+            sent = self._canary_sent
+            return self._started is not None and (sent is None or sent < self._unreachable_since)
         rested, fresh = True, False
         if self._canary_sent is not None:
             rested = now - self._canary_sent >= self.policy.canary_interval_seconds

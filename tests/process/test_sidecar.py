@@ -181,7 +181,8 @@ def test_a_saturated_engine_is_alive(stub, sidecar) -> None:
     watcher = sidecar(
         engine.port, canary=3
     )  # longer than a busy machine keeps a process from running
-    watcher.becomes("idle")
+    # Idle comes before the start-up canary is over.
+    wait_until(lambda: watcher.probes() == (200, 200, 200))
     with traffic(engine.url, "stub", clients=16):
         watcher.becomes("progressing")
         seen = set()
@@ -217,6 +218,25 @@ def test_blind_is_not_dead(stub, sidecar, fault: dict[str, int]) -> None:
     assert watcher.number("specserve_requests_running") is None
     assert watcher.number('specserve_engine_condition{condition="blind"}') == 1
     engine.control(metrics_status=200, metrics_truncate=-1, metrics_pad=0)
+    watcher.becomes("idle")
+
+
+@pytest.mark.parametrize("way", ["close", "reset", "garbage"])
+def test_an_engine_that_breaks_connections_to_its_metrics_only_stays_alive(
+    stub, sidecar, way: str
+) -> None:
+    """/health and completions are fine: blind for as long as it lasts, and alive and ready."""
+    engine = stub(*SPEC)
+    watcher = sidecar(engine.port)
+    wait_until(lambda: watcher.probes() == (200, 200, 200))
+    engine.control(metrics_break=way)
+    watcher.becomes("blind")
+    seen: set = set()
+    for _ in range(20):
+        seen.add((watcher.condition(), *watcher.probes()))
+        time.sleep(INTERVAL)
+    assert seen == {("blind", 200, 200, 200)}
+    engine.control(metrics_break="")
     watcher.becomes("idle")
 
 

@@ -126,7 +126,8 @@ def test_observer_counts_scrapes_and_canaries() -> None:
     ("result", "state", "condition"),
     [
         ("malformed", "running", "blind"),
-        ("unreachable", "running", "down"),
+        ("unreachable", "running", "blind"),
+        ("broken", "running", "blind"),
         ("unreachable", "starting", "starting"),
         ("timeout", "stopping", "draining"),
     ],

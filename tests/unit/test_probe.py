@@ -34,6 +34,9 @@ class Life:
     canary: str = "ok"
     full: bool = False
     canary_seconds: float = 1.0
+    last: str = "ok"
+    """Of the reads; while nobody listens no canary succeeds, unless the test says so."""
+    serves: bool = False
     sent: list[float] = field(default_factory=list)
     log: list[Assessment] = field(default_factory=list)
     _due: float | None = None
@@ -43,13 +46,17 @@ class Life:
         self.now += INTERVAL
         if self._due is not None and self.now >= self._due:
             sent = self.sent[-1]
+            result_of_canary = self.canary
+            if self.last == "unreachable" and not self.serves:
+                result_of_canary = "failed"
             outcome = CanaryOutcome(
-                self.canary, sent, self.now - sent, "no answer within 60 s", self.full
+                result_of_canary, sent, self.now - sent, "no answer within 60 s", self.full
             )  # type: ignore[arg-type]
             self.probe.canary_done(self.now, outcome)
             self._due = None
-            if self.canary == "ok":
+            if result_of_canary == "ok":
                 self.engine.work(plain=1)
+        self.last = result
         snapshot = (
             parse(self.engine.text(start=self.start), at_seconds=self.now)
             if result == "ok"
@@ -263,13 +270,72 @@ def test_neither_metrics_nor_completions_is_dead(life: Life) -> None:
 
 
 def test_an_engine_that_is_gone_is_down(life: Life) -> None:
-    """Nobody listens: down at once, not alive after three reads, not ready after two."""
+    """Nobody listens: down and not alive after three refused reads, not ready after two."""
     busy(life)
     life.log.clear()
     life.steps(4, "unreachable")
-    assert set(life.conditions()) == {"down"}
+    assert life.conditions() == ["progressing", "blind", "down", "down"]
     assert [seen.live.ok for seen in life.log] == [True, True, False, False]
     assert [seen.ready.ok for seen in life.log] == [True, False, False, False]
+
+
+@pytest.mark.parametrize("result", ["broken", "timeout", "status", "malformed"])
+def test_what_comes_after_an_accepted_connection_is_blind(life: Life, result: str) -> None:
+    """Closed, reset, late, an error, garbage, for five minutes: alive and ready while canaries
+    succeed."""
+    busy(life)
+    life.log.clear()
+    life.steps(60, result)
+    assert set(life.conditions()[1:]) == {"blind"}
+    assert all(seen.live.ok and seen.ready.ok for seen in life.log)
+
+
+@pytest.mark.parametrize("other", ["broken", "timeout", "status", "malformed"])
+def test_refusals_that_are_not_in_a_row_prove_nothing(life: Life, other: str) -> None:
+    """Two refused, then one that was taken, and canaries that prove nothing: alive all the time."""
+    busy(life)
+    life.serves, life.canary = True, "refused"
+    life.log.clear()
+    for _ in range(20):
+        life.steps(2, "unreachable")
+        life.step(other)
+    assert "down" not in life.conditions()
+    assert all(seen.live.ok for seen in life.log)
+
+
+def test_a_canary_that_succeeds_overrules_refused_reads(life: Life) -> None:
+    """A completion came after the first refusal: somebody is there, whoever refuses the reads."""
+    busy(life)
+    life.serves = True
+    life.log.clear()
+    life.steps(60, "unreachable")
+    assert "down" not in life.conditions()
+    assert all(seen.live.ok for seen in life.log)
+
+
+def test_a_canary_of_before_the_refusals_overrules_nothing(life: Life) -> None:
+    """It was answered while the engine still lived."""
+    busy(life)
+    life.log.clear()
+    life.step("unreachable")
+    life.probe.canary_done(life.now, CanaryOutcome("ok", life.now - 20, 1.0))
+    life.probe.canary_sent(life.now)
+    life.steps(2, "unreachable")
+    assert life.log[-1].condition == "down"
+    assert not life.log[-1].live.ok
+
+
+def test_a_stall_ends_with_the_engine_that_stalled(life: Life) -> None:
+    """Restarted by the supervisor: the next engine is not called stalled for the last one's sake."""
+    life.context = Context(state="running")
+    busy(life)
+    hang(life)
+    life.steps(60)
+    assert life.log[-1].condition == "stalled"
+    for state in ("stopping", "backoff", "starting"):
+        life.context = Context(state=state)
+        life.step("unreachable")
+        assert life.log[-1].condition in ("draining", "starting")
 
 
 def test_a_restarted_engine_must_prove_itself_again(life: Life) -> None:

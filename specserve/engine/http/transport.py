@@ -82,6 +82,10 @@ class EngineUnreachable(EngineError):
     """Raised when there was no answer, it broke off, or it took longer than the deadline."""
 
 
+class EngineNotListening(EngineUnreachable):
+    """Raised when the connection was refused: nobody listens there."""
+
+
 class EngineRefused(EngineError):
     """Raised when the engine answered with an error status, or with something that is not its API
     (status 200).
@@ -295,7 +299,10 @@ class Transport:
                 if deadline.passed or (isinstance(cause, TimeoutError) and cause.errno is None):
                     raise EngineUnreachable(late, where=url) from None
                 reason = getattr(cause, "strerror", None) or f"{type(cause).__name__}: {cause}"
-                raise EngineUnreachable(f"no answer ({reason})", where=url) from error
+                kind = EngineUnreachable
+                if isinstance(cause, ConnectionRefusedError):
+                    kind = EngineNotListening
+                raise kind(f"no answer ({reason})", where=url) from error
             finally:
                 self._local.used_at = self.clock()
 
