@@ -16,6 +16,12 @@ TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config"
 _NESTED_CONFIGS = frozenset({*TEXT_CONFIGS, "vision_config", "audio_config"})
 
 
+ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")
+"""Model types that draft from the target's own KV cache."""
+_WRAPPERS = ("transformer_layer_config", "model")
+"""Keys under which a head has the config of its layers: speculators, and vLLM's EAGLE format."""
+
+
 class Source(Protocol):
     """Where a checkpoint's files come from: a folder, or a repository on the Hub."""
 
@@ -101,8 +107,8 @@ class ModelFacts:
 
     @property
     def text_config(self) -> Mapping[str, Any]:
-        """The language model's part of config.json: ``text_config`` (or alike) where nested, else
-        the whole.
+        """The language model's part of config.json: ``text_config`` (or alike) where nested, a
+        head's own layers where they are wrapped, else the whole.
         """
         for key in TEXT_CONFIGS:
             nested = self.config.get(key)
@@ -111,7 +117,14 @@ class ModelFacts:
                 if isinstance(inner, Mapping):
                     return inner
                 return nested
-        return self.config
+        return unwrapped(self.config)
+
+    @property
+    def shares_targets_cache(self) -> bool:
+        """Whether all its attention reads the target's KV cache (vLLM's ``v1/spec_decode/gemma4``
+        sets ``kv_sharing_target_layer_name`` for every layer of an assistant).
+        """
+        return self.model_type in ASSISTANTS
 
     @property
     def architectures(self) -> tuple[str, ...]:
@@ -137,6 +150,23 @@ class ModelFacts:
         if self.tensors is None:
             return None
         return sum(t.nbytes * 8 // DTYPE_BITS[t.dtype] for t in self.tensors.values())
+
+
+def unwrapped(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A head's config as vLLM unwraps it: that of its layers, and over it what stands outside but
+    for the wrapper's own name. Any other config is itself.
+
+    >>> unwrapped({"model_type": "eagle", "model": {"model_type": "llama"}, "k": 1})
+    {'model_type': 'llama', 'k': 1}
+    """
+    for key in _WRAPPERS:
+        inner = config.get(key)
+        if isinstance(inner, Mapping):
+            outside = {
+                k: v for k, v in config.items() if k not in {"architectures", "model_type", key}
+            }
+            return {**inner, **outside}
+    return config
 
 
 def _laid_over(value: object, override: object) -> object:

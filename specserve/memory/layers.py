@@ -45,6 +45,9 @@ class CacheModel:
     assumed: tuple[str, ...] = ()
 
 
+_MTP_COUNTS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules")
+
+
 def of_target(config: Config, shape: Shape) -> CacheModel:
     """The target's caching layers. ``config`` is the language model's part of config.json."""
     return _layers(config, shape)
@@ -57,17 +60,20 @@ def of_draft(method: str | None, target: Config, draft: Config | None, shape: Sh
     if not shape.drafts_with_a_model or method in {"medusa", "mlp_speculator"}:
         return CacheModel(())
     own = replace(shape, kv_dtype=shape.draft_kv_dtype)
-    if draft is None:  # MTP: full attention with the target's heads, or MLA where the target has it
-        count = (
-            first_int(
-                target, "mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules"
-            )
-            or 1
-        )
-        model = CacheModel((_attention(target, own, "full"),) * min(count, 64))
+    if draft is None:
+        model = _modules(target, own)
+    elif method == "mtp" and first_int(draft, *_MTP_COUNTS):  # of its folder nothing else is loaded
+        model = _modules(draft, replace(own, tp=shape.draft_tp))
     else:
         model = _layers(draft, replace(own, tp=shape.draft_tp))
     return CacheModel(tuple(replace(layer, draft=True) for layer in model.layers), model.assumed)
+
+
+def _modules(config: Config, shape: Shape) -> CacheModel:
+    """MTP modules: full attention with the model's heads, or MLA with its index where it has it."""
+    count = first_int(config, *_MTP_COUNTS) or 1
+    module = DecoderLayer("full", "none", indexer=layout.has_indexer(config, 0))
+    return CacheModel(tuple(_one_layer(module, config, shape, [])) * min(count, 64))
 
 
 def _layers(config: Config, shape: Shape) -> CacheModel:
@@ -79,7 +85,7 @@ def _layers(config: Config, shape: Shape) -> CacheModel:
     assumed: list[str] = []
     found = layout.blocks(config, count)
     shared = config.get("num_kv_shared_layers") or 0
-    if isinstance(shared, int) and 0 < shared < len(found):
+    if isinstance(shared, int) and 0 < shared <= len(found):
         found = found[: len(found) - shared]
     alike = {block: _one_layer(block, config, shape, assumed) for block in dict.fromkeys(found)}
     layers = [layer for block in found for layer in alike[block]]

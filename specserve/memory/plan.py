@@ -169,9 +169,12 @@ def _parts(target: ModelFacts, draft: ModelFacts | None, shape: shapes.Shape) ->
         target, shape, online=shape.quantization if shape.weight_format is None else None
     )
     model = cache_layers.of_target(config, shape)
-    proposer = cache_layers.of_draft(
-        shape.method, config, draft.text_config if draft else None, shape
-    )
+    if draft is not None and draft.shares_targets_cache:
+        proposer = cache_layers.CacheModel(())
+    else:
+        proposer = cache_layers.of_draft(
+            shape.method, config, draft.text_config if draft else None, shape
+        )
     cache_notes = model.assumed + tuple(f"draft {a}" for a in proposer.assumed)
     assumed = [*main.assumed, *cache_notes]
     if shape.extra.get("enable-lora"):
@@ -180,6 +183,8 @@ def _parts(target: ModelFacts, draft: ModelFacts | None, shape: shapes.Shape) ->
     if shape.drafts_with_a_model and draft is not None:
         own = weighing.of_model(draft, shape, tp=shape.draft_tp)
         weight, source = own.stage_bytes[0], own.source
+        if shape.method == "mtp" and own.mtp_bytes:  # of its folder nothing else is loaded
+            weight = own.mtp_bytes
         assumed += [f"draft {note}" for note in own.assumed]
     elif shape.drafts_with_a_model:
         weight, source = main.mtp_bytes, f"MTP module in the target's {main.source}"

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from specserve.checkpoint.facts import ModelFacts
+from specserve.checkpoint.fields import layer_count
 from specserve.checkpoint.quantization import quant_method
 from specserve.checkpoint.safetensors import TensorFacts
 from specserve.config.models import DraftModel, TargetModel
@@ -81,7 +82,7 @@ def _first(tensors: Mapping[str, TensorFacts], names: tuple[str, ...]) -> str | 
 
 
 def _layers(role: Role) -> Iterator[Finding]:
-    wanted = role.facts.text_config.get("num_hidden_layers")
+    wanted = layer_count(role.facts.text_config)
     if "block_configs" in role.facts.config:  # pruned models have layers without any tensor
         return
     found = {
@@ -93,11 +94,7 @@ def _layers(role: Role) -> Iterator[Finding]:
             )
         )
     }
-    if (
-        found
-        and type(wanted) is int
-        and (missing := [i for i in range(min(wanted, 100_000)) if i not in found])
-    ):
+    if found and wanted is not None and (missing := [i for i in range(wanted) if i not in found]):
         shown = ", ".join(str(i) for i in missing[:5]) + (", ..." if len(missing) > 5 else "")
         message = f"layers {shown} have no tensors; config.json says num_hidden_layers {wanted}"
         yield Finding(

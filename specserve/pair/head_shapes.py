@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specserve.checkpoint.facts import ModelFacts
+from specserve.checkpoint.facts import ModelFacts, unwrapped
+from specserve.checkpoint.fields import layer_count
 from specserve.checkpoint.safetensors import TensorFacts
 from specserve.errors import Change
 from specserve.findings import Finding
@@ -46,19 +47,7 @@ class Head:
 
 def head_of(facts: ModelFacts) -> Head:
     """Unwrap ``transformer_layer_config`` (speculators) or ``model`` (vLLM's EAGLE format)."""
-    config: Mapping[str, Any] = facts.config
-    for key in ("transformer_layer_config", "model"):
-        inner = facts.config.get(key)
-        if isinstance(inner, Mapping):
-            config = {
-                **inner,
-                **{
-                    k: v
-                    for k, v in facts.config.items()
-                    if k not in ("architectures", "model_type")
-                },
-            }
-    return Head(facts, config, facts.tensors or {})
+    return Head(facts, unwrapped(facts.config), facts.tensors or {})
 
 
 def mask_token(head: Head) -> bool:
@@ -154,8 +143,8 @@ def _whole_numbers(value: object, plus: int = 0) -> list[int]:
 
 
 def _aux(target: ModelFacts, head: Head) -> Iterator[Finding]:
-    ids, layers = aux_layers(head), target.text_config.get("num_hidden_layers")
-    if type(layers) is not int:
+    ids, layers = aux_layers(head), layer_count(target.text_config)
+    if layers is None:
         return
     if ids is None:
         if len({2, layers // 2, layers - 3}) < 3:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-from specserve.checkpoint.facts import ModelFacts
+from specserve.checkpoint.facts import ASSISTANTS, ModelFacts
 from specserve.config.schema import Settings
 from specserve.errors import Change
 from specserve.findings import Finding
@@ -41,7 +41,7 @@ def kind_of(facts: ModelFacts) -> str | None:
             if word.startswith("mlp"):
                 return "mlp_speculator"
             return word
-    if "mtp" in names or facts.model_type in ("gemma4_assistant", "gemma4_unified_assistant"):
+    if "mtp" in names or facts.model_type in ASSISTANTS:
         return "mtp"
     if any(key.startswith("medusa_num") for key in facts.config):
         return "medusa"

@@ -10,14 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from specserve.checkpoint.facts import ModelFacts
+from specserve.checkpoint.facts import ASSISTANTS, ModelFacts
+from specserve.checkpoint.fields import layer_count
 from specserve.errors import Change
 from specserve.findings import Finding
 from specserve.pair.head_shapes import hidden_size
 
 TOKENS = "speculative_decoding.num_speculative_tokens"
 _KEYS = ("n_predict", "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
-_ONE_MODULE = ("mimo_v2", "gemma4_assistant", "gemma4_unified_assistant")
+_ONE_MODULE = ("mimo_v2", *ASSISTANTS)
 """Model types of which vLLM runs one module whatever the config says."""
 _ONE_BY_DEFAULT = (
     "longcat_flash",
@@ -73,7 +74,7 @@ def check(carrier: ModelFacts, k: int, where: str) -> Iterator[Finding]:
         change = Change(TOKENS, k - k % n)
         fix = f"{change}; legal are {legal}, ..."
         yield Finding("mtp-multiple", "error", TOKENS, message, fix, (change,))
-    elif k > n and not carrier.model_type.startswith(_EVERY_MODULE_RUNS):
+    elif k > n and not carrier.model_type.startswith((*_EVERY_MODULE_RUNS, *ASSISTANTS)):
         message = (
             f"num_speculative_tokens is {k} and there "
             f"{'is 1 module' if n == 1 else f'are {n} modules'}"
@@ -100,11 +101,7 @@ def width(target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:
 
 def _has_weights(facts: ModelFacts) -> bool:
     """Whether any tensor belongs to an MTP module, by its name or as a layer behind the last."""
-    layers = facts.text_config.get("num_hidden_layers")
-    if type(layers) is int:
-        own = layers
-    else:
-        own = None
+    own = layer_count(facts.text_config)
     for name in facts.tensors or ():
         if "mtp" in name or "nextn" in name or "eh_proj" in name:
             return True

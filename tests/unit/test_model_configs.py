@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from specserve.app import preflight
+from specserve.checkpoint.context import native_length
 from specserve.checkpoint.facts import ModelFacts
 from specserve.checkpoint.fields import layer_count
 from specserve.checkpoint.quantization import kv_cache_dtype, with_quant_file
@@ -22,6 +24,8 @@ from specserve.memory import layers as cache_layers
 from specserve.memory import parameters
 from specserve.memory.blocks import blocks
 from specserve.memory.plan import plan
+from specserve.memory.result import MemoryPlan
+from specserve.pair import mtp
 
 DATA = Path(__file__).parents[1] / "data" / "model_configs.jsonl"
 ROUNDED = {
@@ -162,3 +166,72 @@ def test_a_pattern_for_each_expert_leaves_the_experts_alone() -> None:
     found = parameters.of_config(config, config)
     assert found is not None
     assert sum(t.nbytes for t in found.values()) > 460e9
+
+
+def deployed(
+    target: ModelFacts, draft: ModelFacts, method: str, *, length: int = 4096, k: int = 3
+) -> MemoryPlan:
+    """The plan of a pair on eight H200."""
+    body = {
+        "models": {"target_model": {"path": "t"}, "draft_model": {"path": "d"}},
+        "speculative_decoding": {"method": method, "num_speculative_tokens": k},
+        "engine": {"max_model_len": length},
+        "hardware": {"gpu_name": "NVIDIA H200", "gpu_count": 8},
+    }
+    return plan(Settings.model_validate(body), target, draft)
+
+
+@pytest.mark.parametrize("wrapper", ["transformer_layer_config", "model"])
+def test_a_wrapped_head_is_read_like_a_plain_one(wrapper: str) -> None:
+    """Speculators' format and vLLM's own EAGLE format: the same KV cache and context as unwrapped."""
+    target = everything()["Qwen/Qwen3-32B"].facts
+    layer = {"model_type": "llama", "num_hidden_layers": 1, "num_attention_heads": 64, "num_key_value_heads": 8,
+             "head_dim": 128, "hidden_size": 5120, "vocab_size": 151936, "max_position_embeddings": 2048}  # fmt: skip
+    plain = deployed(target, ModelFacts("d", {**layer, "draft_vocab_size": 32000}), "eagle3")
+    head = ModelFacts("d", {"draft_vocab_size": 32000, wrapper: layer})
+    assert deployed(target, head, "eagle3").capacity == plain.capacity
+    assert native_length(head) == 2048
+    assert not any("number of layers" in note for note in plain.assumed)
+
+
+def test_an_assistant_has_no_kv_cache_of_its_own() -> None:
+    """Gemma 4's assistant reads the target's cache: a token costs the same with it and without."""
+    target = everything()["google/gemma-4-26B-A4B"].facts
+    text = {
+        **target.text_config,
+        "num_hidden_layers": 4,
+        "enable_moe_block": False,
+        "num_experts": None,
+    }
+    draft = ModelFacts("d", {"model_type": "gemma4_assistant", "text_config": text})
+    made = deployed(target, draft, "mtp")
+    assert made.kv_bytes_per_token == deployed(target, draft, "ngram").kv_bytes_per_token
+    assert made.gpus[0].draft_weights_bytes > 0
+
+
+def test_modules_in_a_folder_of_their_own_cache_no_more_than_they_run() -> None:
+    """MTP from another folder: its modules' attention alone, not every layer that its config counts."""
+    target = everything()["Qwen/Qwen3.5-27B"].facts
+    found = cache_layers.of_draft(
+        "mtp", target.text_config, target.text_config, deployed(target, target, "mtp").shape
+    )
+    assert len(found.layers) == 1
+
+
+@pytest.mark.parametrize(("k", "codes"), [(5, []), (7, ["head-block-size"])])
+def test_a_block_inside_the_target_limits_the_tokens(k: int, codes: list[str]) -> None:
+    """DSpark without a draft: dspark_block_size of the target's own config is the most it drafts."""
+    facts = everything()["deepseek-ai/DeepSeek-V4-Flash"].facts
+    target = ModelFacts("t", {**facts.config, "dspark_block_size": 5})
+    body = {
+        "models": {"target_model": {"path": "t"}},
+        "speculative_decoding": {"method": "dspark", "num_speculative_tokens": k},
+    }
+    found = preflight.pair_findings(Settings.model_validate(body), target, None).findings
+    assert [f.code for f in found if f.code == "head-block-size"] == codes
+
+
+def test_an_assistant_is_not_warned_about_reuse() -> None:
+    """Gemma 4's assistant runs all its layers for each token: several tokens are what it is for."""
+    assistant = ModelFacts("d", {"model_type": "gemma4_assistant"})
+    assert not list(mtp.check(assistant, 4, "models.draft_model.path"))
