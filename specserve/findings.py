@@ -101,6 +101,10 @@ PAIR_CODES: Mapping[str, tuple[str, str]] = {
         "The Hub cannot be reached, or offline mode is on, and the cache lacks the model.",
         "Download the model where there is a network, or give a folder.",
     ),
+    "hub-modelscope": (
+        "The engine takes its models from ModelScope, and its cache lacks the model: not checked.",
+        "Download the model into ModelScope's cache, or give a folder.",
+    ),
     # vocabulary
     "tokenizer-missing": (
         "A model has no tokenizer file; vocabularies were not compared.",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from specserve.checkpoint import read as checkpoint
+from specserve.checkpoint.access import access
 from specserve.checkpoint.facts import CheckpointRefused, ModelFacts
 from specserve.config.load import Loaded
 from specserve.config.schema import Settings
@@ -89,7 +90,7 @@ def _read(settings: Settings, role: str, environ: Mapping[str, str]) -> ModelFac
         assert models.draft_model is not None
         path, revision = models.draft_model.path, models.draft_model.revision
     try:
-        facts = checkpoint.read_config(path, revision=revision, token=models.token)
+        facts = checkpoint.read_config(path, revision=revision, access=access(settings, environ))
     except CheckpointRefused:
         return None
     if role == "target_model":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from specserve.checkpoint import facts
 from specserve.checkpoint import read as checkpoint
+from specserve.checkpoint.access import access
 from specserve.checkpoint.read import INDEX, MAX_INDEX_BYTES, read_json
 from specserve.checkpoint.safetensors import Corrupt
 from specserve.engine.installed.introspect import Installed, installed
@@ -53,7 +54,7 @@ class Planning:
         settings = loaded.settings
         hardware, env = settings.hardware, settings.engine.env
         if target is None:
-            target, draft = read_models(settings)
+            target, draft = read_models(settings, environ)
         if draft is not None:
             draft = with_index_total(draft)
         engine = installed()
@@ -127,16 +128,19 @@ class Planning:
         return text.grid(again, made.max_model_len, limit, shares, draft=made.method is not None)
 
 
-def read_models(settings: Settings) -> tuple[facts.ModelFacts, facts.ModelFacts | None]:
+def read_models(
+    settings: Settings, environ: Mapping[str, str]
+) -> tuple[facts.ModelFacts, facts.ModelFacts | None]:
     """Target, and the draft where a second checkpoint is loaded."""
     models = settings.models
+    reached = access(settings, environ)
     target = checkpoint.read(
-        models.target_model.path, revision=models.target_model.revision, token=models.token
+        models.target_model.path, revision=models.target_model.revision, access=reached
     ).overridden_by(settings.engine.flags.mapping("hf-overrides"))
     if models.draft_model is None or not settings.uses_draft_model:
         return target, None
     return target, checkpoint.read(
-        models.draft_model.path, revision=models.draft_model.revision, token=models.token
+        models.draft_model.path, revision=models.draft_model.revision, access=reached
     )
 
 

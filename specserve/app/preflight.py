@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from specserve.app import remedies
 from specserve.checkpoint import lock as integrity
 from specserve.checkpoint import read as reading
+from specserve.checkpoint.access import access
 from specserve.checkpoint.context import native_length
 from specserve.checkpoint.facts import CheckpointRefused, ModelFacts
 from specserve.checkpoint.quantization import quant_method
@@ -128,10 +129,10 @@ def run(
     with ThreadPoolExecutor(1) as pool:
         # In a thread, since a vLLM that was not asked before takes seconds to describe itself.
         asked = pool.submit(_ask_engine, env)
-        target, findings = read(settings, "target_model")
+        target, findings = read(settings, "target_model", env)
         draft = None
         if settings.uses_draft_model:
-            draft, more = read(settings, "draft_model")
+            draft, more = read(settings, "draft_model", env)
             findings += more
         in_memory, plan = _memory(loaded, target, draft, env)
         findings += integrity.against_lock(loaded.path, _read(target, draft))
@@ -217,14 +218,16 @@ def _require_known(skip: Sequence[str]) -> None:
         raise ConfigError(problems)
 
 
-def read(settings: Settings, role: str) -> tuple[ModelFacts | None, list[Finding]]:
+def read(
+    settings: Settings, role: str, environ: Mapping[str, str] | None = None
+) -> tuple[ModelFacts | None, list[Finding]]:
     """One checkpoint of the config, and what reading it showed; None when it cannot be read."""
     model: TargetModel | DraftModel | None = settings.models.target_model
     if role == "draft_model":
         model = settings.models.draft_model
     assert model is not None
     try:
-        facts = reading.read(model.path, revision=model.revision, token=settings.models.token)
+        facts = reading.read(model.path, revision=model.revision, access=access(settings, environ))
     except CheckpointRefused as refused:
         return None, [_placed(f, role) for f in refused.findings]
     if role == "target_model":

@@ -2,19 +2,20 @@
 is fetched.
 
 The HTTP API is used directly (``/api/models/<id>/revision/<rev>?blobs=true`` and
-``/<id>/resolve/<commit>/<file>``); huggingface_hub gives the endpoint, the token and the cache, so
-its environment variables work as everywhere.
+``/<id>/resolve/<commit>/<file>``); endpoint, token and cache are those of huggingface_hub's
+variables (:mod:`specserve.checkpoint.access`), so they work as everywhere.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from specserve.checkpoint.access import HubAccess
 from specserve.checkpoint.facts import CheckpointRefused, Source
 from specserve.findings import Finding
 
@@ -49,7 +50,7 @@ class HubRepository:
     name: str
     revision: str
     sizes: Mapping[str, int]
-    token: str | None = field(repr=False)
+    access: HubAccess
     folder: Path | None = None
 
     def files(self) -> Mapping[str, int]:
@@ -58,15 +59,15 @@ class HubRepository:
 
     def read(self, name: str, start: int, length: int) -> bytes:
         """Bytes of one file, by range request; from the cache where it is there."""
-        if cached := _cached(self.name, name, self.revision):
+        if cached := _cached(self.name, name, self.revision, self.access):
             with cached.open("rb") as f:
                 f.seek(start)
                 return f.read(length)
         length = min(length, self.sizes.get(name, length) - start)
         if length <= 0:
             return b""
-        url = f"{_endpoint()}/{self.name}/resolve/{self.revision}/{quote(name)}"
-        response = _get(url, self.token, {"Range": f"bytes={start}-{start + length - 1}"})
+        url = f"{self.access.endpoint}/{self.name}/resolve/{self.revision}/{quote(name)}"
+        response = _get(url, self.access.token, {"Range": f"bytes={start}-{start + length - 1}"})
         with response:
             response.raise_for_status()
             # a server may ignore Range and send it all
@@ -79,31 +80,47 @@ class HubRepository:
             return _bounded(response, skip + length)[skip:]
 
 
-def open_repository(name: str, *, revision: str | None, token: str | None, offline: bool) -> Source:
+def open_repository(name: str, *, revision: str | None, access: HubAccess) -> Source:
     """The repository at ``revision``, resolved to a commit; the cache when offline.
 
     Raises CheckpointRefused.
     """
     import requests
-    from huggingface_hub import constants, get_token
 
-    if offline or constants.HF_HUB_OFFLINE:
-        return _from_cache(name, revision, "offline mode is on (HF_HUB_OFFLINE)")
+    if access.modelscope is not None:
+        return _from_modelscope(name, access)
+    if access.offline:
+        return _from_cache(name, revision, "offline mode is on (HF_HUB_OFFLINE)", access)
     url = (
-        f"{_endpoint()}/api/models/{name}/revision/{quote(revision or 'main', safe='')}?blobs=true"
+        f"{access.endpoint}/api/models/{name}/revision/"
+        f"{quote(revision or 'main', safe='')}?blobs=true"
     )
-    secret = token or get_token()
     try:
-        with _get(url, secret, {}) as response:
+        with _get(url, access.token, {}) as response:
             if response.status_code != 200:
-                raise CheckpointRefused(
-                    [_refusal(name, revision, response, has_token=secret is not None)]
-                )
+                raise CheckpointRefused([_refusal(name, revision, response, access)])
             body = _bounded(response, MAX_LISTING_BYTES)
     except (requests.RequestException, OSError) as e:
-        return _from_cache(name, revision, f"the Hub cannot be reached ({_short(e)})")
+        return _from_cache(name, revision, f"the Hub cannot be reached ({_short(e)})", access)
     commit, sizes = _listing(name, body)
-    return _complete_snapshot(name, commit, sizes) or HubRepository(name, commit, sizes, secret)
+    return _complete_snapshot(name, commit, sizes, access) or HubRepository(
+        name, commit, sizes, access
+    )
+
+
+def _from_modelscope(name: str, access: HubAccess) -> Source:
+    """The engine takes its models from ModelScope, whose cache is read and nothing else."""
+    from specserve.checkpoint.folder import LocalFolder
+
+    folder = access.in_modelscope(name)
+    if folder is not None:
+        return LocalFolder(name, folder)
+    message = (
+        "VLLM_USE_MODELSCOPE is on, and ModelScope's cache does not hold the model; only what is "
+        "there can be checked"
+    )
+    fix = f"modelscope download --model {name}"
+    raise CheckpointRefused([Finding("hub-modelscope", "warning", name, message, fix)])
 
 
 def _listing(name: str, body: bytes) -> tuple[str, dict[str, int]]:
@@ -143,7 +160,7 @@ def _sibling(entry: Any) -> tuple[str, int]:
 
 
 def _refusal(
-    name: str, revision: str | None, response: requests.Response, *, has_token: bool
+    name: str, revision: str | None, response: requests.Response, access: HubAccess
 ) -> Finding:
     code = response.headers.get("X-Error-Code", "")
     if code == "RevisionNotFound":
@@ -152,12 +169,12 @@ def _refusal(
         )
         return Finding("hub-revision", "error", name, message, "correct the revision")
     if response.status_code in (401, 403) or code == "GatedRepo":
-        if has_token:
+        if access.token is not None:
             message = (
                 f"the Hub refuses this token ({response.status_code}); it must "
                 "have access to the repository"
             )
-            fix = f"ask for access at {_endpoint()}/{name}, or use another token"
+            fix = f"ask for access at {access.endpoint}/{name}, or use another token"
         else:
             message = "the Hub wants a token, or there is no such repository and no such folder"
             fix = "correct the path, or set models.hub_token_file (or HF_TOKEN)"
@@ -174,10 +191,10 @@ def _refusal(
     )
 
 
-def _from_cache(name: str, revision: str | None, reason: str) -> Source:
+def _from_cache(name: str, revision: str | None, reason: str, access: HubAccess) -> Source:
     from specserve.checkpoint.folder import LocalFolder
 
-    config = _cached(name, "config.json", revision)
+    config = _cached(name, "config.json", revision, access)
     if config is None:
         message = f"there is no folder of this name, {reason} and the model is not in the Hub cache"
         fix = f"hf download {name}" + (f" --revision {revision}" if revision else "")
@@ -185,30 +202,26 @@ def _from_cache(name: str, revision: str | None, reason: str) -> Source:
     return LocalFolder(name, config.parent, config.parent.name)
 
 
-def _complete_snapshot(name: str, commit: str, sizes: Mapping[str, int]) -> Source | None:
+def _complete_snapshot(
+    name: str, commit: str, sizes: Mapping[str, int], access: HubAccess
+) -> Source | None:
     """The cache's snapshot of this commit when it holds every file that is read here."""
     from specserve.checkpoint.folder import LocalFolder
 
     wanted = [n for n in sizes if n.endswith((".json", ".safetensors", ".model"))]
-    config = _cached(name, "config.json", commit)
-    if config is None or not all(_cached(name, n, commit) for n in wanted):
+    config = _cached(name, "config.json", commit, access)
+    if config is None or not all(_cached(name, n, commit, access) for n in wanted):
         return None
     return LocalFolder(name, config.parent, commit)
 
 
-def _cached(repo: str, file: str, revision: str | None) -> Path | None:
+def _cached(repo: str, file: str, revision: str | None, access: HubAccess) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(repo, file, revision=revision)
+    found = try_to_load_from_cache(repo, file, cache_dir=access.cache, revision=revision)
     if isinstance(found, str):
         return Path(found)
     return None
-
-
-def _endpoint() -> str:
-    from huggingface_hub import constants
-
-    return str(constants.ENDPOINT).rstrip("/")
 
 
 def _get(url: str, token: str | None, headers: Mapping[str, str]) -> requests.Response:

@@ -21,6 +21,7 @@ from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from specserve.checkpoint.access import HubAccess
 from specserve.checkpoint.lock import Progress
 from specserve.errors import ConfigError
 
@@ -48,7 +49,7 @@ def destination(store: Path, path: str, revision: str | None) -> Path:
     return store / (f"{name}@{revision[:12]}" if revision else name)
 
 
-def from_hub(repo: str, *, revision: str, store: Path, token: str | None) -> Path:
+def from_hub(repo: str, *, revision: str, store: Path, access: HubAccess) -> Path:
     """Download one commit.
 
     Files that an earlier, broken run finished are kept. Raises ConfigError.
@@ -63,7 +64,13 @@ def from_hub(repo: str, *, revision: str, store: Path, token: str | None) -> Pat
     try:
         with _alone(partial):
             if not final.exists():
-                snapshot_download(repo, revision=revision, local_dir=partial, token=token)
+                snapshot_download(
+                    repo,
+                    revision=revision,
+                    local_dir=partial,
+                    token=access.token,
+                    endpoint=access.endpoint,
+                )
                 _name(partial, final)
     except (OSError, ValueError, HTTPError) as e:
         if not final.exists():  # another machine was faster, and took this folder away
@@ -87,7 +94,7 @@ def _alone(partial: Path) -> Iterator[None]:
         yield
 
 
-def to_cache(repo: str, *, revision: str | None, commit: str | None, token: str | None) -> Path:
+def to_cache(repo: str, *, revision: str | None, commit: str | None, access: HubAccess) -> Path:
     """Download into the Hub cache, which keeps unfinished files under other names. Raises
     ConfigError.
 
@@ -98,7 +105,15 @@ def to_cache(repo: str, *, revision: str | None, commit: str | None, token: str 
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
     try:
-        folder = Path(snapshot_download(repo, revision=revision, token=token))
+        folder = Path(
+            snapshot_download(
+                repo,
+                revision=revision,
+                token=access.token,
+                endpoint=access.endpoint,
+                cache_dir=access.cache,
+            )
+        )
     except (OSError, ValueError, HTTPError) as e:
         raise _stopped("download", e, repo) from None
     if commit is not None and folder.name != commit:

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from specserve.checkpoint.access import HubAccess
 from specserve.checkpoint.facts import CheckpointRefused, ModelFacts, Source
 from specserve.checkpoint.fields import LAYER_LISTS, PER_LAYER, Config
 from specserve.checkpoint.folder import LocalFolder
@@ -82,22 +83,20 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _NOT_WEIGHTS = ("adapter_", "training_args", "optimizer", "scheduler", "rng_state")
 
 
-def read(
-    path: str, *, revision: str | None = None, token: str | None = None, offline: bool = False
-) -> ModelFacts:
+def read(path: str, *, revision: str | None = None, access: HubAccess | None = None) -> ModelFacts:
     """Everything the checks need to know about a checkpoint: a local folder, or a Hub id.
 
     From the Hub only small files and the headers of the weights are fetched. Raises
     CheckpointRefused.
     """
-    return describe(_source(path, revision=revision, token=token, offline=offline))
+    return describe(_source(path, revision, access))
 
 
 def read_config(
-    path: str, *, revision: str | None = None, token: str | None = None, offline: bool = False
+    path: str, *, revision: str | None = None, access: HubAccess | None = None
 ) -> ModelFacts:
     """What config.json alone says of a checkpoint. Raises CheckpointRefused."""
-    source = _source(path, revision=revision, token=token, offline=offline)
+    source = _source(path, revision, access)
     sizes = _listing(source)
     if "config.json" not in sizes:
         raise CheckpointRefused([_no_config(source.name, sizes)])
@@ -110,13 +109,13 @@ def read_config(
     return ModelFacts(source.name, config, files=tuple(sizes), sizes=sizes, source=source)
 
 
-def _source(path: str, *, revision: str | None, token: str | None, offline: bool) -> Source:
+def _source(path: str, revision: str | None, access: HubAccess | None) -> Source:
     from specserve.checkpoint import hub
 
     folder = Path(path).expanduser()
     if folder.exists() or hub.looks_like_a_folder(path):
         return LocalFolder(path, folder)
-    return hub.open_repository(path, revision=revision, token=token, offline=offline)
+    return hub.open_repository(path, revision=revision, access=access or HubAccess.of({}))
 
 
 def describe(source: Source) -> ModelFacts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -102,6 +103,7 @@ def pull(loaded: Loaded, output: str) -> None:
 def _pull(settings: Settings, path: str, revision: str | None) -> Path:
     from specserve.checkpoint import pull as pulling
     from specserve.checkpoint import read as checkpoint
+    from specserve.checkpoint.access import access
     from specserve.errors import ConfigError
 
     store = None
@@ -114,11 +116,11 @@ def _pull(settings: Settings, path: str, revision: str | None) -> Path:
             )
         with hashing() as progress:
             return pulling.from_place(path, store=store, progress=progress)
-    token = settings.models.token
-    resolved = checkpoint.read(path, revision=revision, token=token)
+    reached = access(settings, os.environ)
+    resolved = checkpoint.read(path, revision=revision, access=reached)
     if store is None or resolved.revision is None:
-        return pulling.to_cache(path, revision=revision, commit=resolved.revision, token=token)
-    return pulling.from_hub(path, revision=resolved.revision, store=store, token=token)
+        return pulling.to_cache(path, revision=revision, commit=resolved.revision, access=reached)
+    return pulling.from_hub(path, revision=resolved.revision, store=store, access=reached)
 
 
 def _configured(settings: Settings) -> list[tuple[str, str, str | None]]:
@@ -131,9 +133,10 @@ def _configured(settings: Settings) -> list[tuple[str, str, str | None]]:
 
 def _facts(settings: Settings) -> dict[str, ModelFacts]:
     from specserve.checkpoint import read as checkpoint
+    from specserve.checkpoint.access import access
 
-    token = settings.models.token
+    reached = access(settings, os.environ)
     return {
-        key: checkpoint.read(path, revision=rev, token=token)
+        key: checkpoint.read(path, revision=rev, access=reached)
         for key, path, rev in _configured(settings)
     }

@@ -12,17 +12,22 @@ from typing import Any
 
 import pytest
 
+from specserve.app import preflight
+from specserve.config.schema import Settings
 from tests import checkpoints as make
 from tests.hub_server import COMMIT, Hub, serve
 
 READ = """
-import json, sys
+import json, os, sys
 from specserve.checkpoint import read as checkpoint
+from specserve.checkpoint.access import HubAccess
 from specserve.checkpoint.facts import CheckpointRefused
 out = []
 for request in json.loads(sys.argv[1]):
     try:
-        m = checkpoint.read(**request)
+        token, offline = request.pop("token", None), request.pop("offline", False)
+        access = HubAccess.of(os.environ, token=token, offline=offline)
+        m = checkpoint.read(**request, access=access)
     except CheckpointRefused as e:
         out.append({"codes": [f.code for f in e.findings], "text": str(e)})
     else:
@@ -127,21 +132,80 @@ def test_unpinned_revision_is_warned_about(hub: Hub, tmp_path: Path) -> None:
     """A branch is warned about with the commit to pin; own code that is trusted must be pinned."""
     make.write(hub.root / "org" / "code", make.small_llama(auto_map={"AutoConfig": "m.M"}))
     program = """
-import json, sys
+import json, os, sys
 from specserve.app import preflight
 from specserve.config.schema import Settings
 for revision in (None, sys.argv[1]):
     models = {"target_model": {"path": "org/code", "revision": revision, "trust_remote_code": True}}
     settings = Settings.model_validate({"models": models, "speculative_decoding": {"method": "ngram"}})
-    target, _ = preflight.read(settings, "target_model")
+    target, _ = preflight.read(settings, "target_model", os.environ)
     print([(f.code, f.fix) for f in preflight.pair_findings(settings, target, None).findings])
 """
     env = {"PATH": os.environ["PATH"], "HF_HOME": str(tmp_path), "HF_ENDPOINT": hub.url}
     done = subprocess.run(
         [sys.executable, "-c", program, COMMIT], env=env, capture_output=True, text=True, check=True
     )
-    fix = f"set models.target_model.revision: {COMMIT}"
+    fix = f'set models.target_model.revision: "{COMMIT}"'
     assert done.stdout.splitlines() == [
         str([("revision-unpinned", fix), ("remote-code-unpinned", fix)]),
         "[]",
     ]
+
+
+def of(path: str, **env: str) -> Settings:
+    """A config that serves one model, with variables for its engine."""
+    return Settings.model_validate(
+        {
+            "models": {"target_model": {"path": path}},
+            "speculative_decoding": {"enabled": False},
+            "engine": {"env": env},
+        }
+    )
+
+
+def codes(settings: Settings, **environ: str) -> list[str]:
+    """What reading the target shows."""
+    return [f.code for f in preflight.read(settings, "target_model", environ)[1]]
+
+
+def test_the_engines_environment_counts(hub: Hub, tmp_path: Path) -> None:
+    """Mirror, cache, token and offline mode of engine.env are those of our own look-ups."""
+    reached = {"HF_ENDPOINT": f"{hub.url}/", "HF_HOME": str(tmp_path)}
+    away = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
+    assert codes(of("org/big", **reached), **away) == []
+    assert codes(of("org/big"), **away) == ["hub-unreachable"]
+    assert codes(of("private/model", **reached)) == ["hub-access"]
+    assert codes(of("private/model", **reached, HF_TOKEN="hf_secret"), HF_TOKEN="hf_no") == []
+    (tmp_path / "token").write_text("hf_secret\n")
+    assert codes(of("private/model", **reached)) == []
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        assert codes(of("org/big", **reached, **{name: "1"})) == ["hub-unreachable"]
+        assert codes(of("org/big", **reached, **{name: "0"}), **{name: "1"}) == []
+
+
+def test_the_cache_is_the_engines(hub: Hub, tmp_path: Path) -> None:
+    """A model in the cache that engine.env names is found there without a network."""
+    repository = tmp_path / "cache" / "models--org--big"
+    make.write(repository / "snapshots" / COMMIT, make.llama())
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    settings = of("org/big", HF_HUB_CACHE=str(tmp_path / "cache"), HF_HUB_OFFLINE="1")
+    target, found = preflight.read(settings, "target_model", {"HF_ENDPOINT": hub.url})
+    assert found == []
+    assert target is not None
+    assert target.revision == COMMIT
+
+
+def test_modelscope_is_read_from_its_cache_or_said(hub: Hub, tmp_path: Path) -> None:
+    """The Hub is not asked for a model of ModelScope: its cache is read, or a warning says why not."""
+    asked = len(hub.requests)
+    environ = {"HF_ENDPOINT": hub.url, "VLLM_USE_MODELSCOPE": "True"}
+    settings = of("org/big-1.5", MODELSCOPE_CACHE=str(tmp_path))
+    target, [finding] = preflight.read(settings, "target_model", environ)
+    assert target is None
+    assert (finding.code, finding.severity) == ("hub-modelscope", "warning")
+    make.write(tmp_path / "models" / "org" / "big-1___5", make.llama())
+    target, found = preflight.read(settings, "target_model", environ)
+    assert target is not None
+    assert found == []
+    assert len(hub.requests) == asked

@@ -290,8 +290,9 @@ def test_what_was_pulled_is_found_offline(hub: str, tmp_path: Path, pinned: str)
 def test_a_branch_that_moved_is_not_taken_for_what_was_checked(hub: str, tmp_path: Path) -> None:
     """The commit that was asked about and the one that came differ: refused, since nobody checked the second."""
     code = (
-        "import sys\nfrom specserve.errors import ConfigError\nfrom specserve.checkpoint.pull import to_cache\n"
-        f"to = {{'revision': None, 'token': None}}\nprint(to_cache('org/model', commit='{COMMIT}', **to).name)\n"
+        "import os, sys\nfrom specserve.errors import ConfigError\nfrom specserve.checkpoint.pull import to_cache\n"
+        "from specserve.checkpoint.access import HubAccess\n"
+        f"to = {{'revision': None, 'access': HubAccess.of(os.environ)}}\nprint(to_cache('org/model', commit='{COMMIT}', **to).name)\n"
         "try:\n    to_cache('org/model', commit='0' * 40, **to)\nexcept ConfigError as error:\n    sys.exit(str(error))"
     )
     environ = os.environ | {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path / "cache")}

@@ -254,7 +254,7 @@ def test_overrides_lie_over_config_json(spelling: dict[str, Any], tmp_path: Path
     )
     made = made.model_copy(update={"models": models})
     checked, _ = preflight.read(made, "target_model")
-    planned_for, _ = read_models(made)
+    planned_for, _ = read_models(made, {})
     assert checked is not None
     assert native_length(checked) == native_length(planned_for) == 65536
     assert list(match.target_length(made, checked, {})) == []
