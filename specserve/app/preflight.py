@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pydantic import JsonValue
 
     from specserve.config.load import Loaded
+    from specserve.engine.installed.chosen import Chosen
     from specserve.engine.installed.introspect import EngineFacts, Installed
     from specserve.memory.result import MemoryPlan
 
@@ -63,6 +64,8 @@ class PreflightReport:
     vocabulary_overlap_ratio: float | None = None
     plan: MemoryPlan | None = None
     """The memory plan; None when it was not made."""
+    judged_for: Chosen | None = None
+    """The vLLM that all this holds for."""
 
     @property
     def ok(self) -> bool:
@@ -102,7 +105,16 @@ class PreflightReport:
         if self.plan is not None:
             vram = self.plan.as_dict()
         findings: list[JsonValue] = [f.as_dict() for f in self.findings]
-        return {"ok": self.ok, "findings": findings, "pair": pair, "vram": vram}
+        judged_for = None
+        if self.judged_for is not None:
+            judged_for = self.judged_for.as_dict()
+        return {
+            "ok": self.ok,
+            "judged_for": judged_for,
+            "findings": findings,
+            "pair": pair,
+            "vram": vram,
+        }
 
 
 def require(report: PreflightReport) -> None:
@@ -116,43 +128,55 @@ def run(
     *,
     skip: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
+    chosen: Chosen | None = None,
     progress: integrity.Progress = lambda _name, _n: None,
 ) -> PreflightReport:
     """Run every check; nothing is raised for what they find. ``skip`` names codes to leave out.
 
-    Raises ConfigError for an unknown code in ``skip``.
+    ``chosen`` is the vLLM to judge for; None chooses by the config and what is installed.
+
+    Raises ConfigError for an unknown code in ``skip``, and for an unknown ``engine.version``.
     """
-    from specserve.engine.installed import support
+    from specserve.engine.installed import introspect, support
+    from specserve.engine.installed.chosen import choose
 
     _require_known(skip)
     settings, env = loaded.settings, environ or {}
+    chosen = chosen or choose(settings, here=introspect.installed())
     with ThreadPoolExecutor(1) as pool:
         # In a thread, since a vLLM that was not asked before takes seconds to describe itself.
-        asked = pool.submit(_ask_engine, env)
+        asked = pool.submit(_ask_engine, chosen, env)
         target, findings = read(settings, "target_model", env)
         draft = None
         if settings.uses_draft_model:
             draft, more = read(settings, "draft_model", env)
             findings += more
-        in_memory, plan = _memory(loaded, target, draft, env)
+        in_memory, plan = _memory(loaded, target, draft, env, chosen)
         findings += integrity.against_lock(loaded.path, _read(target, draft))
         verdict = pair_findings(
             settings,
             target,
             draft,
             environ=env,
-            known_types=lambda: _types(asked.result()[1]),
+            known_types=lambda: _types(asked.result()[0]),
             progress=progress,
         )
-        installed, engine, unasked = asked.result()
+        engine, unasked = asked.result()
     findings += [*verdict.findings, *unasked]
     findings += support.findings(
-        settings, target, draft, installed, engine, environ=env, shm_bytes=_shm_bytes()
+        settings,
+        target,
+        draft,
+        chosen.engine,
+        engine,
+        environ=env,
+        shm_bytes=_shm_bytes(),
+        is_elsewhere=not chosen.is_here,
     )
     findings += [*in_memory, *_profile(settings)]
-    if installed is not None:
-        findings += _measured_with_another(loaded, installed)
-    again = _again(target, draft, installed, engine, env, compare=not verdict.was_compared)
+    if chosen.is_here:
+        findings += _measured_with_another(loaded, chosen.engine)
+    again = _again(target, draft, chosen, engine, env, compare=not verdict.was_compared)
     kept = [f for f in _without_echoes(findings) if f.code not in skip]
     kept = remedies.proven(kept, settings, again)
     kept.sort(key=lambda f: _ORDER[f.severity])
@@ -164,13 +188,14 @@ def run(
         vocabularies=verdict.comparison,
         vocabulary_overlap_ratio=verdict.overlap,
         plan=plan,
+        judged_for=chosen,
     )
 
 
 def _again(
     target: ModelFacts | None,
     draft: ModelFacts | None,
-    installed: Installed | None,
+    chosen: Chosen,
     engine: EngineFacts | None,
     environ: Mapping[str, str],
     *,
@@ -193,7 +218,15 @@ def _again(
             progress=None,
             compare=compare,
         )
-        found = support.findings(settings, target, theirs, installed, engine, environ=environ)
+        found = support.findings(
+            settings,
+            target,
+            theirs,
+            chosen.engine,
+            engine,
+            environ=environ,
+            is_elsewhere=not chosen.is_here,
+        )
         return _without_echoes([*pair.findings, *found])
 
     return check
@@ -357,18 +390,13 @@ def _mtp(
 
 
 def _ask_engine(
-    environ: Mapping[str, str],
-) -> tuple[Installed | None, EngineFacts | None, list[Finding]]:
-    """The installed vLLM and its answers, from the cache where they are known."""
-    from specserve.engine.installed import introspect
-
-    installed = introspect.installed()
-    if installed is None:
-        return None, None, []
-    answer = introspect.describe(installed, environ=environ)
+    chosen: Chosen, environ: Mapping[str, str]
+) -> tuple[EngineFacts | None, list[Finding]]:
+    """What the vLLM to judge for supports, and what is to be said about the choice."""
+    answer = chosen.facts(environ)
     if isinstance(answer, Finding):
-        return installed, None, [answer]
-    return installed, answer, []
+        return None, [*chosen.findings, answer]
+    return answer, [*chosen.findings]
 
 
 def _measured_with_another(loaded: Loaded, installed: Installed) -> Iterator[Finding]:
@@ -432,14 +460,18 @@ def _shm_bytes() -> int | None:
 
 
 def _memory(
-    loaded: Loaded, target: ModelFacts | None, draft: ModelFacts | None, environ: Mapping[str, str]
+    loaded: Loaded,
+    target: ModelFacts | None,
+    draft: ModelFacts | None,
+    environ: Mapping[str, str],
+    chosen: Chosen,
 ) -> tuple[list[Finding], MemoryPlan | None]:
     """The memory plan, where everything that will be loaded could be read."""
     from specserve.app.plan import Planning
 
     if target is None or (draft is None and loaded.settings.uses_draft_model):
         return [], None
-    plan = Planning.of(loaded, environ=environ, target=target, draft=draft).plan()
+    plan = Planning.of(loaded, environ=environ, target=target, draft=draft, chosen=chosen).plan()
     return of_plan(plan), plan
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specserve.commands.options import config_command, format_option
+from specserve.commands.options import config_command, engine_option, format_option
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -27,23 +27,29 @@ _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 @click.command("check")
 @config_command
 @format_option
+@engine_option
 @click.option(
     "--skip",
     multiple=True,
     metavar="CODE",
     help="Leave out a finding by its code (docs/checks.md).",
 )
-def check(loaded: Loaded, output: str, skip: tuple[str, ...]) -> None:
+def check(loaded: Loaded, output: str, version: str | None, skip: tuple[str, ...]) -> None:
     """Prove from files alone that CONFIG can work and fit.
 
-    Target against draft, what the installed vLLM supports, memory. No GPU is needed. Exit code 3
+    Target against draft, what vLLM supports, memory. No GPU is needed. Exit code 3
     when refused.
     """
     from specserve.app import preflight
+    from specserve.engine.installed.chosen import choose
+    from specserve.engine.installed.introspect import installed
     from specserve.errors import ExitCode
 
+    chosen = choose(loaded.settings, here=installed(), version=version)
     with hashing() as progress:
-        report = preflight.run(loaded, skip=skip, environ=os.environ, progress=progress)
+        report = preflight.run(
+            loaded, skip=skip, environ=os.environ, chosen=chosen, progress=progress
+        )
     if output == "json":
         click.echo(json.dumps(report.as_dict(), indent=2))
     else:

@@ -100,6 +100,16 @@ def wants_json(arguments: Sequence[str]) -> bool:
     return wanted
 
 
+def engine_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command ``--engine VERSION`` as ``version``."""
+    return click.option(
+        "--engine",
+        "version",
+        metavar="VERSION",
+        help="Judge for this vLLM, e.g. 0.29, instead of engine.version or the installed one.",
+    )(function)
+
+
 def interruptible(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command that starts servers one way to end: SIGTERM (CI, systemd, Kubernetes) and
     SIGHUP act as Ctrl-C.

@@ -24,6 +24,7 @@ from specserve.config.extra_args import ExtraArgs
 
 Repair = Literal["cpu-speculative-sampling", "cpu-yielding"]
 Policy = Literal["warn", "block"]
+EngineVersion = Annotated[str, Field(pattern=r"^v?[0-9]+\.[0-9]+[0-9A-Za-z.+_-]*$")]
 ServedName = Annotated[str, Field(min_length=1)]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
@@ -78,6 +79,13 @@ class Canary(Section):
 class Engine(Section):
     """How vLLM runs. Flags that have no key here go into extra_args."""
 
+    version: EngineVersion | None = Field(
+        None,
+        description=(
+            'vLLM version that will run, e.g. "0.30" (quoted: a bare 0.30 is the number 0.3 to '
+            "many programs); null is the installed one, or the newest known."
+        ),
+    )
     gpu_memory_utilization: float = Field(
         0.9, gt=0, le=1, description="Part of each GPU's memory that vLLM may use."
     )

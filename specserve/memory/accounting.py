@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-NEWEST = (0, 32)
-"""What an unknown version is taken for."""
+from specserve.engine.installed import profiles
+from specserve.engine.installed.introspect import release
+
 _BEFORE_AMPERE = re.compile(r"\b(v100|t4|p100|titan|gtx|quadro rtx)\b", re.IGNORECASE)
 
 
@@ -57,7 +58,7 @@ class Accounting:
         if match:
             v = tuple(int(p) for p in match.group().split("."))
         else:
-            v = NEWEST
+            v = release(profiles.newest())
         first_engine_only = bool(_BEFORE_AMPERE.search(gpu_name)) or method == "draft_model"
         return cls(
             v,

@@ -144,7 +144,7 @@ def test_a_dry_run_needs_no_engine(here, monkeypatch, capsys):
     code, out, err = typed("launch ok.yaml --dry-run", capsys)
     assert code == 0
     assert "python3 -P -m vllm.entrypoints.cli.main serve /m" in out
-    assert err.startswith("vLLM is not installed here; assumed is vllm 0.32 for GPUs")
+    assert err.startswith("no vLLM is installed here and no version is stated; judged for vllm 0.")
 
 
 def test_lists_of_commands_are_whole_at_80_columns(monkeypatch, capsys):

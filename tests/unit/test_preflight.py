@@ -85,7 +85,7 @@ def test_a_good_pair(pair: Path) -> None:
     assert [f for f in report["findings"] if f["severity"] != "info"] == []
     assert report["pair"]["vocabulary"]["relation"] == "identical"
     assert report["pair"]["draft"]["kind"] == "draft_model"
-    assert set(report) == {"ok", "findings", "pair", "vram"}
+    assert set(report) == {"ok", "judged_for", "findings", "pair", "vram"}
     assert report["vram"]["kv_bytes_per_token"] > 0
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from specserve.engine.installed import profiles
+from specserve.config.schema import Settings
+from specserve.engine.installed import profiles, support
 from specserve.engine.installed.introspect import EngineFacts, Installed, parse, release
 
 ROOT = Path(__file__).parents[2]
@@ -116,3 +117,18 @@ def test_what_versions_gained_and_lost() -> None:
 def test_a_version_as_people_write_it(written: str, expected: str | None) -> None:
     """A release without its patch number means its newest profile; 0.3 is not 0.30."""
     assert profiles.matching(written) == expected
+
+
+def test_a_method_that_left_is_said_to_be_in_older_versions() -> None:
+    """0.33 dropped Medusa: the remedy is an older vLLM, not a newer one."""
+    settings = Settings.model_validate(
+        {
+            "models": {"target_model": {"path": "/t"}, "draft_model": {"path": "/d"}},
+            "speculative_decoding": {"method": "medusa", "num_speculative_tokens": 3},
+        }
+    )
+    for version, expected in (("0.32.0", None), ("0.33.0", "install vLLM 0.28.0 to 0.32.0")):
+        facts = profiles.facts(version)
+        found = support.findings(settings, None, None, facts.installed, facts)
+        fixes = [f.fix for f in found if f.code == "method-unsupported"]
+        assert [fix and fix.startswith(expected or "-") for fix in fixes] == [True] * bool(expected)

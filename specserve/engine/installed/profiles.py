@@ -86,7 +86,7 @@ def matching(version: str) -> str | None:
     >>> matching("0.29"), matching("v0.30.0"), matching("0.3"), matching("0.27"), matching("0")
     ('0.29.0', '0.30.0', None, None, None)
     """
-    wanted = release(version.removeprefix("v"))
+    wanted = release(version.strip().removeprefix("v"))
     if len(wanted) < 2:
         return None
     found = [known for known in versions() if release(known)[: len(wanted)] == wanted]
@@ -111,6 +111,21 @@ def facts(version: str, *, on_cpu: bool = False) -> EngineFacts:
         of = Installed("vllm", version, "python3")
         where = {"platform": "cuda", "has_triton": True}
     return parse(of, {**answers(version), **where, "unanswered": {}})
+
+
+def having(question: str, name: str) -> tuple[str, ...]:
+    """The versions whose answer to a question has this name.
+
+    >>> having("methods", "medusa")[-1], having("methods", "nonsense")
+    ('0.32.0', ())
+    """
+    found = []
+    for version in versions():
+        answer = answers(version)[question]
+        assert isinstance(answer, list | dict)
+        if name in answer:
+            found.append(version)
+    return tuple(found)
 
 
 @functools.cache

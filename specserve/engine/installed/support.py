@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from specserve.checkpoint.facts import ModelFacts
 from specserve.config.schema import Settings
 from specserve.engine.command import args, environment, flags, removed
-from specserve.engine.installed import known_bad
+from specserve.engine.installed import known_bad, profiles
 from specserve.engine.installed.conditions import Situation
-from specserve.engine.installed.introspect import EngineFacts, Installed
+from specserve.engine.installed.introspect import EngineFacts, Installed, release
 from specserve.engine.installed.method import mtp_type, predict, runner, v2_refusals
 from specserve.errors import Change, ConfigError, Problem, nearest
 from specserve.findings import Finding, Severity
@@ -39,12 +39,13 @@ def findings(
     *,
     environ: Mapping[str, str] | None = None,
     shm_bytes: int | None = None,
+    is_elsewhere: bool = False,
     has_module: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None,
 ) -> list[Finding]:
     """Everything this vLLM would refuse, do otherwise than configured, or is known to do wrong.
 
     ``shm_bytes`` is the size of /dev/shm; None does not look at it. What could not be asked is not
-    judged.
+    judged, nor what is beside a vLLM that ``is_elsewhere``, not on this machine.
     """
     env = environ or {}
     found = [*_environment(settings, engine, env), *_shared_memory(settings, shm_bytes)]
@@ -55,7 +56,7 @@ def findings(
     if settings.method is not None:
         found += _method(settings, target, draft, engine)
         found += _runner(settings, engine, env)
-        found += _requirements(settings, has_module)
+        found += _requirements(settings, has_module, is_elsewhere=is_elsewhere)
         found += _step_budget(settings, engine.default_max_num_seqs if engine else None)
         live = runner(settings, engine, env)
         situation = Situation(settings, target, draft, engine, live)
@@ -124,8 +125,19 @@ def _known(
             f"{engine.installed} cannot load {', '.join(names)}; it must be an "
             "architecture that this version knows"
         ),
-        "install a newer vLLM, or choose another checkpoint",
+        f"{_where_it_is('architectures', *names)}, or choose another checkpoint",
     )
+
+
+def _where_it_is(question: str, *names: str) -> str:
+    """What to install for one of these names: a newer version, or one that still had it."""
+    found = [version for name in names for version in profiles.having(question, name)]
+    if not found:
+        return "install a newer vLLM"
+    versions = sorted(set(found), key=release)
+    if versions[0] == versions[-1]:
+        return f"install vLLM {versions[0]}"
+    return f"install vLLM {versions[0]} to {versions[-1]}"
 
 
 def draft_architectures(
@@ -161,6 +173,8 @@ def _method(
 ) -> Iterator[Finding]:
     """The method that will run is the one configured."""
     method = settings.method
+    if method is None:
+        return
     if engine is not None and engine.methods and method not in engine.methods:
         yield Finding(
             "method-unsupported",
@@ -170,7 +184,7 @@ def _method(
                 f"{engine.installed} has no method '{method}'; it must be one of "
                 f"{', '.join(sorted(engine.methods))}"
             ),
-            "install a newer vLLM, or choose another method",
+            f"{_where_it_is('methods', method)}, or choose another method",
         )
         return
     if engine is not None and (name := _without_hidden_states(method, target, draft, engine)):
@@ -293,9 +307,19 @@ def _runner(
         )
 
 
-def _requirements(settings: Settings, has_module: Callable[[str], bool]) -> Iterator[Finding]:
+def _requirements(
+    settings: Settings, has_module: Callable[[str], bool], *, is_elsewhere: bool
+) -> Iterator[Finding]:
     spec = args.speculative_config(settings) or {}
-    if settings.method == "suffix" and not has_module("arctic_inference"):
+    if settings.method == "suffix" and is_elsewhere:
+        yield Finding(
+            "arctic-inference-missing",
+            "info",
+            "speculative_decoding.method",
+            "method 'suffix' needs the package arctic-inference beside vLLM, which was not looked "
+            "for: that vLLM is not installed here",
+        )
+    elif settings.method == "suffix" and not has_module("arctic_inference"):
         yield Finding(
             "arctic-inference-missing",
             "error",
