@@ -241,7 +241,22 @@ class _Run:
     def _check_alive(self) -> Event | None:
         if self._follows:
             return None
-        return self._readiness.check_alive()
+        return self._readiness.check_alive() or self._hang()
+
+    def _hang(self) -> Event | None:
+        """A hang, where it is to be ended: proven by the sidecar, of this engine, after it was
+        ready."""
+        machine = self._supervisor.machine
+        if (
+            not self._launch.settings.engine.restart_when_stalled
+            or self._sidecar is None
+            or machine.state is not EngineState.RUNNING
+        ):
+            return None
+        reason = self._sidecar.stalled_since(machine.since)
+        if reason is None:
+            return None
+        return Failed(f"it hangs: {reason}")
 
     def _stranger(self) -> str | None:
         """Who it is that answers in our engine's place; None when it is ours, or cannot be told."""

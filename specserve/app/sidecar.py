@@ -140,6 +140,16 @@ class Watch:
         """Begin the next cycle now: something is known to have changed."""
         self._wake.set()
 
+    def stalled_since(self, start: float) -> str | None:
+        """Why the engine counts as stalled, proven by a look after ``start``; else None."""
+        seen = self._seen
+        if seen.observation is None or seen.at < start:
+            return None
+        assessment = seen.observation.assessment
+        if assessment.condition != "stalled":
+            return None
+        return assessment.live.reason
+
     def stop(self) -> None:
         """End: send what receivers have not heard yet, keep the baseline, give the port back."""
         self._stop.set()

@@ -101,6 +101,13 @@ def _server(settings: Settings) -> Iterator[Complaint]:
 
 def _sidecar(settings: Settings) -> Iterator[Complaint]:
     sidecar = settings.sidecar
+    if settings.engine.restart_when_stalled and not sidecar.enabled:
+        yield Complaint(
+            ("engine", "restart_when_stalled"),
+            "'engine.restart_when_stalled' is on and 'sidecar.enabled' is off; it is the sidecar "
+            "that proves a hang",
+            "set sidecar.enabled: true",
+        )
     if sidecar.enabled and not _is_loopback(sidecar.host) and sidecar.token is None:
         yield Complaint(
             ("sidecar", "host"),

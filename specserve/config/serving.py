@@ -127,6 +127,12 @@ class Engine(Section):
     restart_backoff_seconds: Seconds = Field(
         2.0, description="First pause before a restart; doubles each time."
     )
+    restart_when_stalled: bool = Field(
+        False,
+        description=(
+            "Restart an engine that the sidecar has proven to hang; counts into max_restarts."
+        ),
+    )
     canary: Canary = Field(
         default_factory=Canary, description="The check before the server counts as ready."
     )

@@ -465,3 +465,67 @@ def test_readiness_of_the_sidecar_follows_without_waiting_for_its_interval(launc
     thread.join()
     assert answers == [(200, True)]
     assert program.ends() == 0
+
+
+def watched(**more: object) -> list[str]:
+    """Settings of a launch whose sidecar looks every half second."""
+    values = {
+        "sidecar.enabled": "true",
+        "sidecar.port": unused_port(),
+        "sidecar.scrape_interval_seconds": 0.5,
+        "sidecar.canary_timeout_seconds": 3,
+        "sidecar.canary_interval_seconds": 3,
+        **{name.replace("__", "."): value for name, value in more.items()},
+    }
+    return [part for name, value in values.items() for part in ("--set", f"{name}={value}")]
+
+
+def test_an_engine_that_hangs_is_restarted_where_that_is_asked_for(launch):
+    """Frozen with a request in it: proven by the sidecar, then restarted, ready again, and left
+    alone; the next hang is one too many."""
+    restart = {"engine__restart_when_stalled": "true", "engine__max_restarts": 1}
+    program = launch(*watched(**restart))
+    for times in (1, 2):
+        wait_until(lambda times=times: program.output.count("Ready\n") == times, 90)
+        time.sleep(2)  # what was found of the engine before does not count for this one
+        assert program.process.poll() is None
+        program.control(freeze=True)
+        cut_off(program.url)
+    assert program.ends(120) == 5
+    assert "stopped because it hangs: " in program.output
+    assert "restart 1 of 1" in program.output
+    assert program.output.count("Ready\n") == 2
+
+
+def test_an_engine_that_hangs_is_left_alone_by_default(launch):
+    """Whoever runs specserve sees it in /livez and decides."""
+    settings = watched(engine__max_restarts=1)
+    program = launch(*settings)
+    program.says("engine log")
+    program.control(freeze=True)
+    cut_off(program.url)
+    (port,) = [s.partition("=")[2] for s in settings if s.startswith("sidecar.port")]
+    live = f"http://127.0.0.1:{port}/livez"
+    wait_until(lambda: requests.get(live, timeout=20).status_code == 503, 90)
+    time.sleep(3)
+    assert "restart" not in program.output
+    program.control(freeze=False)
+    program.signal(signal.SIGTERM)
+    assert program.ends() == 0
+
+
+def test_a_long_prefill_that_makes_progress_is_no_hang(launch):
+    """No token for longer than the canary waits, while canaries are answered and steps are made."""
+    restart = {"engine__restart_when_stalled": "true", "engine__max_restarts": 1}
+    program = launch(*watched(**restart))
+    program.says("engine log")
+    program.control(ttft=2)
+    answers: list = []
+    threads = [complete(program.url, answers, 1) for _ in range(4)]
+    time.sleep(8)
+    for thread in threads:
+        thread.join()
+    assert "hangs" not in program.output
+    program.control(ttft=0)
+    program.signal(signal.SIGTERM)
+    assert program.ends() == 0

@@ -603,3 +603,11 @@ def test_a_device_without_an_end_is_not_read(tmp_path: Path, device: str) -> Non
     """A key is in a small file, never in a device."""
     with pytest.raises(ConfigError, match="not a regular file"):
         load_text(tmp_path, NGRAM, f"server.api_key_file={device}")
+
+
+def test_a_hang_can_be_ended_only_where_it_is_proven(tmp_path: Path) -> None:
+    """Restarting what hangs rests on the sidecar's proof: without a sidecar it is refused."""
+    text = NGRAM + "engine: {restart_when_stalled: true}\n"
+    assert load_text(tmp_path, text).settings.engine.restart_when_stalled
+    with pytest.raises(ConfigError, match="it is the sidecar that proves a hang"):
+        load_text(tmp_path, text + "sidecar: {enabled: false}\n")
