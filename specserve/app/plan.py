@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from specserve.checkpoint import facts
 from specserve.checkpoint import read as checkpoint
 from specserve.checkpoint.access import access
-from specserve.checkpoint.read import INDEX, MAX_INDEX_BYTES, read_json
+from specserve.checkpoint.read import MAX_INDEX_BYTES, index_file, read_json
 from specserve.checkpoint.safetensors import Corrupt
 from specserve.engine.installed.chosen import Chosen, choose
 from specserve.engine.installed.introspect import Installed, installed
@@ -142,12 +142,13 @@ def read_models(
 
 def with_index_total(model: facts.ModelFacts) -> facts.ModelFacts:
     """With the bytes that the index states, where not all shards are at hand to be added up."""
-    if model.source is None or INDEX not in model.sizes:
+    name = index_file(model.sizes)
+    if model.source is None or name not in model.sizes:
         return model
     if model.tensors is not None and not any(f.code == "weights-missing" for f in model.findings):
         return model
     try:
-        index = read_json(model.source, model.sizes, INDEX, MAX_INDEX_BYTES)
+        index = read_json(model.source, model.sizes, name, MAX_INDEX_BYTES)
     except Corrupt:
         return model
     metadata, size = index.get("metadata"), None

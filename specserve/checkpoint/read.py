@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from specserve.checkpoint import mistral
 from specserve.checkpoint.access import HubAccess
 from specserve.checkpoint.facts import CheckpointRefused, ModelFacts, Source
 from specserve.checkpoint.fields import LAYER_LISTS, PER_LAYER, Config
@@ -98,14 +99,9 @@ def read_config(
     """What config.json alone says of a checkpoint. Raises CheckpointRefused."""
     source = _source(path, revision, access)
     sizes = _listing(source)
-    if "config.json" not in sizes:
-        raise CheckpointRefused([_no_config(source.name, sizes)])
-    try:
-        config = read_json(source, sizes, "config.json", MAX_CONFIG_BYTES)
-    except Corrupt as e:
-        raise CheckpointRefused([_corrupt(source.name, "config.json", str(e))]) from None
-    if faults := [*_config_faults(source.name, config)]:
-        raise CheckpointRefused(faults)
+    config, problems = _config(source, sizes)
+    if problems:
+        raise CheckpointRefused(problems)
     return ModelFacts(source.name, config, files=tuple(sizes), sizes=sizes, source=source)
 
 
@@ -136,14 +132,12 @@ def describe(source: Source) -> ModelFacts:
             problems.append(_corrupt(where, name, str(e)))
             return {}
 
-    config: Config = small("config.json")
-    if "config.json" not in sizes:
-        problems.append(_no_config(where, sizes))
+    config, faults = _config(source, sizes)
     generation, tokenizer = small("generation_config.json"), small("tokenizer_config.json")
-    config = with_quant_file(config, small(QUANT_FILE))
-    tensors, total, notes = _weights(source, sizes, small(INDEX, MAX_INDEX_BYTES), problems)
+    index = small(index_file(sizes), MAX_INDEX_BYTES)
+    tensors, total, notes = _weights(source, sizes, index, problems)
     template = _chat_template(source, sizes, tokenizer, small("chat_template.json"))
-    problems += _config_faults(where, config)
+    problems += faults
     if problems:
         raise CheckpointRefused(problems)
     return ModelFacts(
@@ -163,9 +157,42 @@ def describe(source: Source) -> ModelFacts:
     )
 
 
-def _config_faults(where: str, config: Mapping[str, Any]) -> Iterator[Finding]:
+def _config(source: Source, sizes: Mapping[str, int]) -> tuple[Config, list[Finding]]:
+    """config.json, or the params.json that stands for it, with ModelOpt's own file; and what is
+    wrong with them.
+    """
+    where, name = source.name, "config.json"
+    if name not in sizes and mistral.PARAMS in sizes:
+        name = mistral.PARAMS
+    if name not in sizes:
+        return {}, [_no_config(where, sizes)]
+    problems: list[Finding] = []
+    read_files: list[Config] = []
+    for file in (name, QUANT_FILE):
+        content: Config = {}
+        try:
+            if file in sizes:
+                content = read_json(source, sizes, file, MAX_CONFIG_BYTES)
+        except Corrupt as e:
+            problems.append(_corrupt(where, file, str(e)))
+        read_files.append(content)
+    config, separate = read_files
+    if name == mistral.PARAMS:
+        config = mistral.config_of(config)
+    config = with_quant_file(config, separate)
+    return config, [*problems, *_config_faults(f"{where}/{name}", config)]
+
+
+def index_file(sizes: Mapping[str, int]) -> str:
+    """The name of the weights' index: Mistral's own where the usual one is not there."""
+    if INDEX not in sizes and mistral.INDEX in sizes:
+        return mistral.INDEX
+    return INDEX
+
+
+def _config_faults(place: str, config: Config) -> Iterator[Finding]:
     """Counts that are no counts. What reads the config later may rely on them."""
-    place, fix = f"{where}/config.json", "restore the original config.json"
+    fix = f"restore the original {PurePosixPath(place).name}"
     for prefix, section in _sections(config, "", 0):
         for key in _SIZES:
             value = section.get(key)
@@ -183,9 +210,7 @@ def _config_faults(where: str, config: Mapping[str, Any]) -> Iterator[Finding]:
                     yield Finding("config-invalid", "error", place, message, fix)
 
 
-def _sections(
-    config: Mapping[str, Any], prefix: str, depth: int
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _sections(config: Config, prefix: str, depth: int) -> Iterator[tuple[str, Config]]:
     yield prefix, config
     for key, value in config.items():
         if isinstance(value, dict) and depth < 3 and key.endswith(("_config", "model", "_scheme")):
@@ -290,13 +315,7 @@ def _not_a_folder(where: str) -> Finding:
 def _no_config(where: str, sizes: Mapping[str, int]) -> Finding:
     if any(name.endswith(".gguf") for name in sizes):
         return _gguf(where)
-    if "params.json" in sizes:
-        message = (
-            "config.json is missing and params.json (Mistral's own format) is not read; "
-            "config.json must be there"
-        )
-    else:
-        message = "config.json is missing; without it nothing is known about the model"
+    message = "config.json is missing; without it nothing is known about the model"
     return Finding(
         "config-missing",
         "error",

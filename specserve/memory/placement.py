@@ -40,6 +40,9 @@ _FUSED = {
     "q_proj": "qkv",
     "k_proj": "qkv",
     "v_proj": "qkv",
+    "wq": "qkv",
+    "wk": "qkv",
+    "wv": "qkv",
     "gate_proj": "gate_up",
     "up_proj": "gate_up",
     "w1": "gate_up",
@@ -78,10 +81,23 @@ _COLUMN = (
     "dt_bias",
     "D",
     "sinks",
+    "wq",
     "wq_b",
+    "wo_a",
     "g_proj",
 )
-_ROW = ("o_proj", "down_proj", "out_proj", "w2", "fc2", "dense", "dense_4h_to_h", "c_proj", "wo")
+_ROW = (
+    "o_proj",
+    "down_proj",
+    "out_proj",
+    "w2",
+    "fc2",
+    "dense",
+    "dense_4h_to_h",
+    "c_proj",
+    "wo",
+    "wo_b",
+)
 
 
 @dataclass(frozen=True)
@@ -212,11 +228,13 @@ def _share(name: str, shape: tuple[int, ...], split: Split) -> Fraction:
     """1 for what every GPU repeats: norms, routers, latents, biases of row-parallel layers."""
     if split.tp == 1:
         return Fraction(1)
+    if ".indexer." in name:
+        return Fraction(1)
     _, leaf = _module(name)
     attribute = name.rsplit(".", 1)[-1]
     if leaf in {"embed_tokens", "lm_head", "head"}:  # an MTP module's own copies
         return _vocabulary_share(shape, split.tp)
-    if leaf in {"k_proj", "v_proj"} and split.kv_heads:
+    if leaf in {"k_proj", "v_proj", "wk", "wv"} and split.kv_heads:
         return Fraction(max(1, split.kv_heads // split.tp), split.kv_heads)
     row = leaf in _ROW and attribute != "bias" and len(shape) > 1
     if row or leaf in _COLUMN or attribute in _COLUMN:

@@ -23,9 +23,10 @@ _EMBEDDINGS = (
     "language_model.model.embed_tokens.weight",
     "model.language_model.embed_tokens.weight",
     "transformer.wte.weight",
+    "tok_embeddings.weight",
     "model.decoder.embed_tokens.weight",
 )
-_LM_HEADS = ("lm_head.weight", "language_model.lm_head.weight")
+_LM_HEADS = ("lm_head.weight", "language_model.lm_head.weight", "output.weight")
 _PLAIN = ("F32", "F16", "BF16")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _ANY_CHECKPOINT = ("moe_wna16", "humming", "inc")

@@ -58,7 +58,8 @@ def _kind_by_tensors(facts: ModelFacts, named_eagle: bool) -> str | None:
         n.startswith(("midlayer.", "model.midlayer.")) for n in tensors
     ):
         return "eagle3"
-    if named_eagle or ("fc.weight" in tensors and any(n.startswith("layers.") for n in tensors)):
+    joins = "fc.weight" in tensors or any("eagle_linear" in name for name in tensors)  # Mistral's
+    if named_eagle or (joins and any(n.startswith("layers.") for n in tensors)):
         return "eagle"
     if any(
         re.match(r"(model\.|language_model\.|transformer\.)?.*(layers|h|blocks)\.\d+\.", n)

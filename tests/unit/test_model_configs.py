@@ -7,8 +7,10 @@ vllm-project/recipes states (on disk, or its vram_minimum_gb / 1.2), where it st
 from __future__ import annotations
 
 import json
+import struct
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,16 @@ from specserve.app import preflight
 from specserve.checkpoint.context import native_length
 from specserve.checkpoint.facts import ModelFacts
 from specserve.checkpoint.fields import layer_count
+from specserve.checkpoint.mistral import config_of
 from specserve.checkpoint.quantization import kv_cache_dtype, with_quant_file
+from specserve.checkpoint.read import read
 from specserve.config.schema import Settings
 from specserve.memory import layers as cache_layers
 from specserve.memory import parameters
 from specserve.memory.blocks import blocks
 from specserve.memory.plan import plan
 from specserve.memory.result import MemoryPlan
-from specserve.pair import mtp
+from specserve.pair import heads, mtp
 
 DATA = Path(__file__).parents[1] / "data" / "model_configs.jsonl"
 ROUNDED = {
@@ -235,3 +239,77 @@ def test_an_assistant_is_not_warned_about_reuse() -> None:
     """Gemma 4's assistant runs all its layers for each token: several tokens are what it is for."""
     assistant = ModelFacts("d", {"model_type": "gemma4_assistant"})
     assert not list(mtp.check(assistant, 4, "models.draft_model.path"))
+
+
+def mistral(folder: Path, *, eagle: bool = False, **params: Any) -> ModelFacts:
+    """A folder in Mistral's own format: params.json, consolidated.safetensors and its index."""
+    folder.mkdir()
+    body = {"dim": 64, "n_layers": 2, "head_dim": 16, "hidden_dim": 128, "n_heads": 4, "n_kv_heads": 2,
+            "vocab_size": 320, "max_position_embeddings": 4096, **params}  # fmt: skip
+    shapes = {"tok_embeddings.weight": [320, 64], "norm.weight": [64], "output.weight": [320, 64]}
+    if eagle:
+        shapes = {"eagle_linear.weight": [64, 128]}
+    for n in range(body["n_layers"]):
+        shapes |= {f"layers.{n}.attention.wq.weight": [64, 64], f"layers.{n}.attention.wk.weight": [32, 64],
+                   f"layers.{n}.attention.wv.weight": [32, 64], f"layers.{n}.attention.wo.weight": [64, 64],
+                   f"layers.{n}.feed_forward.w1.weight": [128, 64], f"layers.{n}.feed_forward.w2.weight": [64, 128],
+                   f"layers.{n}.feed_forward.w3.weight": [128, 64]}  # fmt: skip
+    header, end = {}, 0
+    for name, dims in shapes.items():
+        size = 2 * prod(dims)
+        header[name] = {"dtype": "BF16", "shape": dims, "data_offsets": [end, end + size]}
+        end += size
+    raw = json.dumps(header).encode()
+    (folder / "params.json").write_text(json.dumps(body))
+    (folder / "consolidated.safetensors").write_bytes(
+        struct.pack("<Q", len(raw)) + raw + bytes(end)
+    )
+    index = {"weight_map": dict.fromkeys(shapes, "consolidated.safetensors")}
+    (folder / "consolidated.safetensors.index.json").write_text(json.dumps(index))
+    return read(str(folder))
+
+
+def test_mistrals_own_format_is_planned(tmp_path: Path) -> None:
+    """params.json and consolidated.safetensors: KV heads, context, and weights as their headers say."""
+    facts = mistral(tmp_path / "m", sliding_window=[None, 1024])
+    made = deployed(facts, facts, "ngram")
+    layers = cache_layers.of_target(facts.text_config, made.shape).layers
+    assert [layer.kind for layer in layers] == ["full", "sliding"]
+    assert native_length(facts) == 4096
+    assert facts.total_size_bytes == 2 * (2 * 320 * 64 + 64 + 2 * (12288 + 24576))
+
+
+def test_a_head_in_mistrals_format_is_an_eagle_head(tmp_path: Path) -> None:
+    """eagle_linear joins what the head reads: no whole model, and its one layer is cached."""
+    target = mistral(tmp_path / "m")
+    head = mistral(tmp_path / "h", eagle=True, n_layers=1)
+    assert heads.kind_of(head) == "eagle"
+    assert (
+        deployed(target, head, "eagle").kv_bytes_per_token
+        > deployed(target, head, "ngram").kv_bytes_per_token
+    )
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        ({"quantization": {"qformat_weight": "fp8_e4m3"}}, {"quantization_config": {"quant_method": "fp8"}}),
+        ({"moe": {"num_experts": 8, "num_experts_per_tok": 2}},
+         {"n_routed_experts": 8, "architectures": ["MixtralForCausalLM"]}),
+        ({"moe": {"num_experts": 128, "expert_hidden_dim": 96, "num_shared_experts": 1}, "qk_nope_head_dim": 64},
+         {"moe_intermediate_size": 96, "model_type": "deepseek_v3"}),
+        ({"yarn": {"factor": 8, "beta": 32}}, {"rope_parameters": {"rope_type": "yarn", "factor": 8, "beta_fast": 32}}),
+        ({"moe": "x", "yarn": 3, "quantization": [], "sliding_window": "w"}, {"model_type": "mistral"}),
+    ],
+)  # fmt: skip
+def test_what_params_json_stands_for(params: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Each part of params.json under the name that config.json has for it."""
+    made = config_of({"n_layers": 2, "dim": 64, **params})
+    assert {key: made[key] for key in expected} == expected
+
+
+def test_a_vision_model_in_mistrals_format_is_nested() -> None:
+    """With a vision encoder the language model is a part, as for any other multimodal model."""
+    facts = ModelFacts("m", config_of({"n_layers": 2, "vision_encoder": {"hidden_size": 8}}))
+    assert facts.text_config["num_hidden_layers"] == 2
+    assert facts.config["vision_config"]["hidden_size"] == 8

@@ -392,15 +392,20 @@ def test_the_drafts_tensor_parallel_size(method: str, asked: int | None, size: i
 
 
 RAW_KEYS = {
-    "quantization_config": {"checkpoint/quantization.py", "checkpoint/read.py"},
+    "quantization_config": {
+        "checkpoint/quantization.py",
+        "checkpoint/read.py",
+        "checkpoint/mistral.py",
+    },
     "compression_config": {"checkpoint/quantization.py", "checkpoint/read.py"},
     "kv_cache_quant_algo": {"checkpoint/quantization.py"},
     "rope_scaling": {"checkpoint/context.py", "checkpoint/read.py"},
-    "rope_parameters": {"checkpoint/context.py", "checkpoint/read.py"},
+    "rope_parameters": {"checkpoint/context.py", "checkpoint/read.py", "checkpoint/mistral.py"},
     "n_positions": {"checkpoint/context.py"},
     "mrope_section": {"checkpoint/context.py"},
 }
-"""Key of config.json -> modules that may read it. read.py only lists the keys that must be objects."""
+"""Key of config.json -> modules that may read it. read.py only lists the keys that must be objects,
+mistral.py only writes them."""
 
 
 @pytest.mark.parametrize("key", RAW_KEYS)
