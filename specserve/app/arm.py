@@ -63,10 +63,7 @@ class ArmSpec:
     @property
     def api_key(self) -> str | None:
         """What its server asks for."""
-        key = self.loaded.settings.server.api_key
-        if key is None:
-            return None
-        return key.get_secret_value()
+        return self.loaded.settings.server.own_key
 
     @property
     def verifies(self) -> bool:

@@ -95,8 +95,8 @@ def _subject(loaded: Loaded | None, url: str | None, key_file: Path | None) -> S
     if loaded is None:
         return Subject(EngineClient(url or "", key), None, has_key=key is not None)
     settings = loaded.settings
-    if key is None and settings.server.api_key is not None:
-        key = settings.server.api_key.get_secret_value()
+    if key is None:
+        key = settings.server.own_key
     if url is None:
         client = own_client(settings, key=key)
     else:

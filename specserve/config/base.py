@@ -105,6 +105,12 @@ Secret = Annotated[SecretStr, AfterValidator(lambda s: SecretStr(s.get_secret_va
 """Without the line end that files and Kubernetes' Secrets leave."""
 
 
+def lines_of(secret: SecretStr) -> tuple[str, ...]:
+    """The secrets of a text that holds one a line."""
+    lines = (line.strip() for line in secret.get_secret_value().splitlines())
+    return tuple(line for line in lines if line)
+
+
 class Section(BaseModel):
     """A section of the config file.
 

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, SecretStr
 
 from specserve.config import legacy
+from specserve.config.base import lines_of
 from specserve.config.document import KeyPath, dotted
 from specserve.config.schema import Settings
 from specserve.config.speculation import NEEDS_DRAFT, ONLY_FOR, SAME_DTYPE, WITHOUT_DRAFT
@@ -196,7 +197,9 @@ def secrets(section: BaseModel, path: KeyPath = ()) -> Iterator[tuple[KeyPath, s
         value = getattr(section, name)
         here = (*path, f"{name}_file" if getattr(section, f"{name}_file", None) else name)
         for i, item in enumerate(value if isinstance(value, list) else [value]):
-            if isinstance(item, SecretStr):
+            if isinstance(item, SecretStr) and name == "api_key":
+                yield from ((here, key) for key in lines_of(item) or ("",))
+            elif isinstance(item, SecretStr):
                 yield here, item.get_secret_value()
             elif isinstance(item, BaseModel):
                 yield from secrets(item, (*here, i) if isinstance(value, list) else here)

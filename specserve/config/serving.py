@@ -19,6 +19,7 @@ from specserve.config.base import (
     Secret,
     Section,
     Tokens,
+    lines_of,
 )
 from specserve.config.extra_args import ExtraArgs
 
@@ -54,13 +55,31 @@ class Server(Section):
         None, description="Requests in flight, running and waiting; beyond it 503."
     )
     api_key: Secret | None = Field(
-        None, description="Key that clients must send; prefer api_key_file."
+        None,
+        description=(
+            "Key that clients must send, or several, one a line; prefer api_key_file. The first is "
+            "the one of our own requests."
+        ),
     )
-    api_key_file: FilePath | None = Field(None, description="File that holds the API key.")
+    api_key_file: FilePath | None = Field(
+        None, description="File that holds the API key, or several, one a line."
+    )
     allow_unauthenticated: bool = Field(
         False, description="Listen beyond loopback without a key (something else authenticates)."
     )
     tls: Tls = Field(default_factory=Tls, description="TLS certificate and key.")
+
+    @property
+    def api_keys(self) -> tuple[str, ...]:
+        """The keys that clients may send, in clear; empty where none is asked for."""
+        if self.api_key is None:
+            return ()
+        return lines_of(self.api_key)
+
+    @property
+    def own_key(self) -> str | None:
+        """The key of our own requests."""
+        return next(iter(self.api_keys), None)
 
 
 class Canary(Section):

@@ -29,7 +29,8 @@ from specserve.log import is_secret_name
 PREFIX = "SPECSERVE_"
 _ITEM = re.compile(r"\[(\d+)\]")
 _NOT_OURS = re.compile(
-    r"_SERVICE_(HOST|PORT)|_PORT(_\d+_(TCP|UDP|SCTP)|=\w+://)|^SPECSERVE_(REPAIRS|CACHE|RUN)="
+    r"_SERVICE_(HOST|PORT)|_PORT(_\d+_(TCP|UDP|SCTP)|=\w+://)"
+    r"|^SPECSERVE_(REPAIRS|CACHE|RUN|API_KEYS)="
 )
 """NAME=VALUE with which Kubernetes describes a Service named ``specserve`` to every pod: they look
 like ours.

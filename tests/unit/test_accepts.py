@@ -12,8 +12,8 @@ from specserve.config.base import FITTING
 from specserve.config.load import Loaded, load
 from specserve.config.models import DraftModel
 from specserve.config.speculation import FORMER_MTP, SpeculativeDecoding
-from specserve.engine.command import removed
-from specserve.engine.command.args import build
+from specserve.engine.command import environment, removed
+from specserve.engine.command.args import build, shell_line
 from specserve.engine.command.flags import check_flags
 from specserve.engine.installed.introspect import Installed, parse
 from specserve.errors import ConfigError, Problem
@@ -331,3 +331,31 @@ def test_a_list_of_the_file_is_json_where_the_flag_takes_json(tmp_path: Path) ->
         if flag.kinds == ("array",):
             made = loaded(tmp_path, NGRAM + f"engine: {{extra_args: {{{option[2:]}: [a, b]}}}}\n")
             assert values(made, option) == ['["a", "b"]']
+
+
+def test_several_keys_are_all_taken(tmp_path: Path) -> None:
+    """One key a line: our requests send the first, the engine takes each, and logs hide all."""
+    file = tmp_path / "keys"
+    file.write_text("first-key-of-ours\n\n  second-key-of-ours \n")
+    made = loaded(tmp_path, NGRAM + f"server: {{host: 0.0.0.0, api_key_file: {file}}}\n")
+    assert made.settings.server.own_key == "first-key-of-ours"
+    assert {"first-key-of-ours", "second-key-of-ours"} <= set(made.secrets())
+    command = build(made.settings, installed=GPU)
+    assert command.env["VLLM_API_KEY"] == ""
+    assert environment.api_keys(command.env) == ("first-key-of-ours", "second-key-of-ours")
+    assert "specserve.engine.inside.auth.RequireKey" in command.argv
+    assert "key-of-ours" not in shell_line(command)
+
+
+def test_one_key_is_vllms_own(tmp_path: Path) -> None:
+    """A single key stays where vLLM and its users look for it."""
+    made = loaded(tmp_path, NGRAM, "server.api_key=only-key-of-ours")
+    assert dict(build(made.settings, installed=GPU).env) == {"VLLM_API_KEY": "only-key-of-ours"}
+
+
+def test_each_key_must_fit_a_header(tmp_path: Path) -> None:
+    """A line that no header may carry is named, also behind a good one."""
+    file = tmp_path / "keys"
+    file.write_text("first-key-of-ours\nschl\u00fcssel-von-uns\n")
+    with pytest.raises(ConfigError, match="printable ASCII"):
+        loaded(tmp_path, NGRAM + f"server: {{api_key_file: {file}}}\n")

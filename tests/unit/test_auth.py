@@ -88,3 +88,11 @@ def test_no_key_no_check(monkeypatch):
     assert call(None) == REACHED
     monkeypatch.setenv("VLLM_API_KEY", "k3y")
     assert call(None)[0]["status"] == 401
+
+
+@pytest.mark.parametrize(("given", "passes"), [("one", True), ("two", True), ("one\ntwo", False)])
+def test_any_of_several_keys_passes(monkeypatch, given, passes):
+    """The engine's environment may hold several keys, one a line."""
+    monkeypatch.setenv("SPECSERVE_API_KEYS", "one\ntwo")
+    headers = [(b"authorization", b"Bearer " + given.encode())]
+    assert (call(None, headers=headers) == REACHED) == passes

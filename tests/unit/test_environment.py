@@ -11,7 +11,7 @@ from specserve.engine.command.args import build
 from specserve.engine.command.environment import (
     EngineEnvironment,
     Machine,
-    api_key,
+    api_keys,
     free_bytes,
     prepare,
     requested_repairs,
@@ -151,7 +151,7 @@ def test_secrets_go_through_the_environment(machine):
     )
     found = of_engine(machine, {"HF_TOKEN": "other"}, config)
     assert (found["VLLM_API_KEY"], found["HF_TOKEN"]) == ("k3y", "hf_token")
-    assert api_key(found) == "k3y"
+    assert api_keys(found) == ("k3y",)
 
 
 def test_our_own_variables_stay_with_us(machine):

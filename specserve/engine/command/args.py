@@ -19,6 +19,7 @@ from pydantic import JsonValue
 from specserve.config import harmless, legacy
 from specserve.config.base import FITTING
 from specserve.config.schema import Settings
+from specserve.engine.command import environment
 from specserve.engine.installed.introspect import Installed, release
 from specserve.errors import Change, ConfigError, Problem
 from specserve.log import hides, masked
@@ -222,8 +223,12 @@ def _middleware(settings: Settings, more: Sequence[str]) -> list[JsonValue]:
 def _env(settings: Settings) -> dict[str, str]:
     """Secrets go here: a command line can be read by every user of the machine."""
     env = {}
-    if settings.server.api_key:
-        env["VLLM_API_KEY"] = settings.server.api_key.get_secret_value()
+    keys = settings.server.api_keys
+    if len(keys) == 1:
+        env[environment.API_KEY_VARIABLE] = keys[0]
+    elif keys:
+        env[environment.API_KEYS_VARIABLE] = "\n".join(keys)
+        env[environment.API_KEY_VARIABLE] = ""  # one of the caller's would be asked for too
     if settings.models.token:
         env["HF_TOKEN"] = settings.models.token
     return env | settings.engine.env

@@ -33,6 +33,10 @@ RUN_VARIABLE = "SPECSERVE_RUN"
 RUN_HEADER = "X-Specserve-Run"
 """The same in its answer to /health."""
 API_KEY_VARIABLE = "VLLM_API_KEY"
+API_KEYS_VARIABLE = "SPECSERVE_API_KEYS"
+"""Several keys, one a line: vLLM takes more than one on its command line only, which every user of
+the machine can read, so they are asked for by our middleware alone.
+"""
 KV_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 
 RUNTIME_BYTES = 4 * GIB
@@ -144,15 +148,18 @@ def run_id(environ: Mapping[str, str] | None = None) -> str | None:
     return (os.environ if environ is None else environ).get(RUN_VARIABLE) or None
 
 
-def api_key(environ: Mapping[str, str] | None = None) -> str | None:
-    """The key that clients of this engine must send; asked inside the engine."""
-    return (os.environ if environ is None else environ).get(API_KEY_VARIABLE) or None
+def api_keys(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """The keys that clients of this engine may send; asked inside the engine."""
+    if environ is None:
+        environ = os.environ
+    several = environ.get(API_KEYS_VARIABLE, "").splitlines()
+    return tuple(several) or tuple(key for key in [environ.get(API_KEY_VARIABLE)] if key)
 
 
 def unknown_key(settings: Settings, environ: Mapping[str, str]) -> Problem | None:
     """A key that the engine would ask for and that specserve's own checks would not send."""
-    ours, inside = settings.server.api_key, settings.engine.env.get(API_KEY_VARIABLE)
-    if inside is not None and inside != (ours.get_secret_value() if ours else ""):
+    ours, inside = settings.server.api_keys, settings.engine.env.get(API_KEY_VARIABLE)
+    if inside is not None and (inside,) != (ours or ("",)):
         return Problem(
             (
                 "is not what server.api_key is; the engine would ask for a key that specserve's "
@@ -162,7 +169,7 @@ def unknown_key(settings: Settings, environ: Mapping[str, str]) -> Problem | Non
             where=f"engine.env.{API_KEY_VARIABLE}",
             fix="move it to server.api_key, or better to a file that server.api_key_file names",
         )
-    if inside is None and ours is None and environ.get(API_KEY_VARIABLE):
+    if inside is None and not ours and environ.get(API_KEY_VARIABLE):
         return Problem(
             (
                 "is set but server.api_key is not; the engine would ask for a key that specserve's "

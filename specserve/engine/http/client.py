@@ -304,8 +304,8 @@ def own_client(
     is asked for its model, unless the config has the name that it serves. ``key`` None takes the
     config's.
     """
-    if key is None and settings.server.api_key is not None:
-        key = settings.server.api_key.get_secret_value()
+    if key is None:
+        key = settings.server.own_key
     model = None
     if url is None or settings.server.served_model_name is not None:
         model = settings.served_model_name
