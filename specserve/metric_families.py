@@ -176,7 +176,10 @@ def _load() -> Iterable[Family]:
         (
             "kv_cache_tokens",
             "tokens",
-            "KV cache size, blocks times block size, summed over engines.",
+            (
+                "KV cache size as the engine counts it, summed over engines; blocks times block "
+                "size where it does not say."
+            ),
         ),
     )
     yield from _gauges(

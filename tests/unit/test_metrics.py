@@ -93,13 +93,35 @@ def test_http_statuses_become_classes() -> None:
     assert parse(text, at_seconds=0.0).http == {"2xx": 8, "4xx": 2, "5xx": 1}
 
 
-def test_cache_size_is_blocks_times_block_size() -> None:
-    """cache_config_info of each engine; a size that is no number says nothing."""
-    info = 'vllm:cache_config_info{{block_size="16",engine="{e}",num_gpu_blocks="{n}"}} 1.0\n'
-    text = engine().text() + info.format(e=0, n=100) + info.format(e=1, n=50)
-    seen = parse(text, at_seconds=0.0)
-    assert seen.cache_tokens == 2400
-    assert parse(engine().text() + info.format(e=0, n="None"), at_seconds=0.0).cache_tokens is None
+CACHE = 'vllm:cache_config_info{{block_size="16",engine="{e}",num_gpu_blocks="{n}"{own}}} 1.0\n'
+"""What the label says in 0.32: blocks of all engines under each, tokens of one engine."""
+
+
+@pytest.mark.parametrize(
+    ("lines", "tokens"),
+    [
+        ([(0, "50000", "400000")], 400_000),  # hybrid: blocks times block size would be 800,000
+        ([(0, "50000", "400000"), (1, "50000", "400000")], 800_000),
+        ([(0, "50000", "400000"), (0, "50000", "400000")], 400_000),  # one engine, listed twice
+        ([(0, "100", None)], 1600),
+        ([(0, "100", "None")], 1600),
+        ([(0, "200", None), (1, "200", None)], 3200),  # 200 is already the sum of both
+        ([(0, "100", None), (1, "50", None)], 2400),
+        ([(0, "None", "None")], None),
+        ([], None),
+    ],
+)
+def test_cache_size_is_the_engines_own_count(
+    lines: list[tuple[int, str, str | None]], tokens: int | None
+) -> None:
+    """Tokens as the engine counts them, each rank once; blocks times block size only without."""
+    text = engine().text()
+    for number, blocks, own in lines:
+        label = ""
+        if own is not None:
+            label = f',kv_cache_size_tokens="{own}"'
+        text += CACHE.format(e=number, n=blocks, own=label)
+    assert parse(text, at_seconds=0.0).cache_tokens == tokens
 
 
 def test_nan_is_unknown() -> None:

@@ -153,7 +153,8 @@ class EngineSnapshot:
     http: Mapping[str, float] | None = None
     """HTTP answers by status class (``2xx``, ``4xx``, ``5xx``), a counter each."""
     cache_tokens: float | None = None
-    """KV cache size in tokens, blocks times block size, summed over engines."""
+    """KV cache size in tokens, summed over engines: the engine's own count where it gives one,
+    blocks times block size where it does not."""
 
     def total(self, name: str) -> float | None:
         """The sum of a gauge or counter over engines; None when no engine reports it."""
@@ -312,12 +313,22 @@ class _Reading:
         return draft
 
     def cache_tokens(self) -> float | None:
-        """``num_gpu_blocks`` x ``block_size`` (vLLM's labels) over engines."""
-        sizes = []
+        """The capacity of all engines together.
+
+        ``kv_cache_size_tokens`` (0.29 on) is the capacity of one data parallel engine, under each
+        engine's label. Blocks times block size is wrong where requests occupy several cache groups,
+        so it counts only where no engine gives the other. ``num_gpu_blocks`` is summed over the
+        engines before each label gets the sum (``core_client.py``, 0.32): equal products are one.
+        """
+        own = [_whole(labels.get("kv_cache_size_tokens")) for labels in self.caches.values()]
+        total = _sum(own)
+        if total is not None:
+            return total
+        sizes = set()
         for labels in self.caches.values():
-            blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
-            if blocks.isdigit() and size.isdigit():
-                sizes.append(float(blocks) * float(size))
+            blocks, size = _whole(labels.get("num_gpu_blocks")), _whole(labels.get("block_size"))
+            if blocks is not None and size is not None:
+                sizes.add(blocks * size)
         return _sum(sizes)
 
 
@@ -357,6 +368,13 @@ def _is_believable(name: str, value: float) -> bool:
         # A little over 1 is rounding.
         return 0 <= value <= 1.01
     return 0 <= value < MOST
+
+
+def _whole(text: str | None) -> float | None:
+    """A label's number; None where it is absent or ``None``, as before the cache exists."""
+    if text is None or not re.fullmatch(r"\d{1,15}", text, re.ASCII):
+        return None
+    return float(text)
 
 
 _LINE = re.compile(r"(?P<series>(?P<name>[a-zA-Z_:][\w:]*)(?:\{.*\})?)\s*(?P<value>\S*)")
