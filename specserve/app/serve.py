@@ -115,7 +115,7 @@ class _Run:
         self._limits = limits(settings)
         self._supervisor = Supervisor(hooks, self._limits)
         self._phases, self._started = ["starting"], time.monotonic()
-        self._seen = LastSeen(launch.log)
+        self._seen, self._served = LastSeen(launch.log), False
         self._warnings = EngineWarnings()
         self._telling = threading.Lock()
         self._record: Path | None = None
@@ -187,7 +187,7 @@ class _Run:
 
     def _spawn(self) -> Child:
         self._phases, self._started = ["starting"], time.monotonic()
-        self._seen = LastSeen(self._launch.log)
+        self._seen, self._served = LastSeen(self._launch.log), False
         self._tell()
         child = Child(self._launch.command.argv, self._launch.env, self._line, tied=True)
         self._keep_record(child)
@@ -324,6 +324,7 @@ class _Run:
             ).start()
         self._report.changed(machine.state, reason)
         if machine.state is EngineState.RUNNING:
+            self._served = True
             lines: list[str] = []
             if self._supervisor.child is not None:
                 lines = self._supervisor.child.lines()
@@ -391,6 +392,7 @@ class _Run:
             child.poll(),
             self._readiness.last_answer,
             self._drained,
+            self._served,
         )
         if self._record is not None and not child.session.members():
             leftovers.forget(self._record)

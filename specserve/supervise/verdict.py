@@ -43,6 +43,8 @@ class LastSeen:
     answer: str | None = None
     """What the last readiness check found wrong."""
     drained: Drained = Drained()
+    served: bool = False
+    """Whether this process had been ready; a restart begins again."""
 
 
 def judge(machine: Lifecycle, seen: LastSeen, limits: Limits) -> None:
@@ -131,7 +133,7 @@ def failure(machine: Lifecycle, seen: LastSeen) -> Problem:
     if machine.was_ready:
         what = f"{cause}, after it had been ready"
     fix = f"read {seen.log}"
-    named = failures.diagnose(seen.lines, exit_status=seen.status)
+    named = failures.diagnose(seen.lines, exit_status=seen.status, served=seen.served)
     if named is not None:
         what += f"; {named.message}"
         fix = named.fix

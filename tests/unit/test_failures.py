@@ -116,6 +116,23 @@ SAMPLES = [
     ("draft-tensor-parallel", "ValueError: speculative_draft_tensor_parallel_size=4 cannot be other value than 1"),
     ("killed", "Engine core proc EngineCore_DP0 died unexpectedly, exitcode=-9"),
     ("port-in-use", "[Errno 98] error while attempting to bind on address ('0.0.0.0', 8000): address already in use"),
+    ("user-without-name", "KeyError: 'getpwuid(): uid not found: 1000910000'"),
+    ("cache-not-writable", "torch._inductor.exc.InductorError: PermissionError: [Errno 13] Permission denied: '/.triton'"),
+    ("cache-not-writable", "OSError: [Errno 30] Read-only file system: '/home/vllm/.cache/vllm/torch_compile_cache'"),
+    ("cache-not-writable", "PermissionError: [Errno 13] Permission denied: '/tmp/torchinductor_root/x'"),
+    ("cache-not-writable", "There was a problem when trying to write in your cache folder (/home/triton-server/.cache/huggingface/hub)."),
+    ("gpu-hook", "error running createContainer hook #6: exit status 1, stdout: , stderr: mkdirat etc/nvidia: read-only file system"),
+    ("gpu-hook", 'error executing hook `/usr/bin/nvidia-cdi-hook` (exit code: 1)","level":"error"'),
+    ("gpu-runtime", 'docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].'),
+    ("gpu-plugin", "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."),
+    ("no-gpu-in-container", "INFO 05-20 20:12:25 [__init__.py:252] No platform detected, vLLM is running on UnspecifiedPlatform\nRuntimeError: Failed to infer device type"),
+    ("metrics-folder", "[Errno 2] No such file or directory: '/tmp/tmpnofm47vw/gauge_mostrecent_20577.db'"),
+    ("metrics-folder", "RuntimeError: Read beyond file size detected, /home/git/counter_1000.db is corrupted."),
+    ("fused-collectives", "ValueError: The buffer size in the given workspace is insufficient for\n    the given problem size. Buffer: 698368 bytes, Required: 802816 bytes."),
+    ("fused-collectives", "  File \"comm/trtllm_ar.py\", line 9, in check_trtllm_allreduce_fusion_workspace_metadata\nValueError: workspace"),
+    ("grammar", "  File \"vllm/v1/worker/utils.py\", line 3, in apply_grammar_bitmask\nRuntimeError: The size of tensor a (4040) must match the size of tensor b (4041) at non-singleton dimension 1"),
+    ("grammar", "EngineCore encountered a fatal error.\n  File \"vllm/v1/structured_output/backend_xgrammar.py\", line 162, in accept_tokens\nAssertionError"),
+    ("illegal-memory-access", "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"),
 ]  # fmt: skip
 
 
@@ -143,13 +160,82 @@ def test_line_is_named(cause: str, line: str) -> None:
     """One telling line, behind vLLM's usual prefix and before its usual consequence, is enough."""
     failure = diagnose(
         [
-            f"(EngineCore pid=71) ERROR 11-29 22:48:01 [core.py:1510] {line}",
+            *(
+                f"(EngineCore pid=71) ERROR 11-29 22:48:01 [core.py:1510] {x}"
+                for x in line.split("\n")
+            ),
             "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
         ]
     )
     assert failure is not None
     assert failure.cause == cause
     assert "{" not in failure.message + failure.fix
+
+
+@pytest.mark.parametrize(
+    ("cause", "line"),
+    [
+        ("cache-not-writable", "PermissionError: [Errno 13] Permission denied: '/data/models/config.json'"),
+        ("cache-not-writable", "PermissionError: [Errno 13] Permission denied: '/.config'"),
+        ("user-without-name", "KeyError: 'uid'"),
+        ("gpu-hook", "WARNING the request hook #2 ended with exit status 1"),
+        ("gpu-runtime", "INFO device driver with capabilities: [[gpu]] selected"),
+        ("gpu-plugin", "0/3 nodes are available: 3 Insufficient memory."),
+        ("no-gpu-in-container", "INFO No platform detected, vLLM is running on UnspecifiedPlatform"),
+        ("metrics-folder", "FileNotFoundError: [Errno 2] No such file or directory: '/data/users_7.db'"),
+        ("metrics-folder", "WARNING Found PROMETHEUS_MULTIPROC_DIR was set by user. This directory must be wiped"),
+        ("fused-collectives", "WARNING   - token_num (8192) * hidden_dim (2880) exceeds workspace max_token_num (2048) * hidden_dim (2880)."),
+        ("grammar", "ERROR Failed to advance FSM for request chatcmpl-1 for tokens 271. Please file an issue."),
+        ("grammar", "RuntimeError: The size of tensor a (4096) must match the size of tensor b (4097) at dimension 0"),
+        ("illegal-memory-access", "RuntimeError: CUDA error: an illegal instruction was encountered"),
+    ],
+)  # fmt: skip
+def test_what_only_looks_like_it_is_not_named(cause: str, line: str) -> None:
+    """A near miss is told as something else, or not at all."""
+    failure = diagnose([line])
+    assert failure is None or failure.cause != cause
+
+
+FATAL = [
+    "(EngineCore pid=9) ERROR 11-29 22:48:01 [core.py:1512] EngineCore encountered a fatal error.",
+    "(EngineCore pid=9) ERROR 11-29 22:48:01 [core.py:1512] Traceback (most recent call last):",
+]
+
+
+@pytest.mark.parametrize(
+    ("lines", "served", "when"),
+    [
+        (FATAL, False, "while it loaded"),
+        (FATAL, None, "while it loaded"),
+        (FATAL, True, "while it served"),
+        (['INFO: 127.0.0.1:1 - "POST /v1/completions HTTP/1.1" 200 OK', *FATAL], None, "while it served"),
+        (['INFO: 127.0.0.1:1 - "GET /health HTTP/1.1" 200 OK', *FATAL], False, "while it loaded"),
+    ],
+)  # fmt: skip
+def test_a_crash_while_loading_is_not_told_as_serving(
+    lines: list[str], served: bool | None, when: str
+) -> None:
+    """Whoever knows whether the engine was ready says so; else the log must hold an answer."""
+    failure = diagnose(lines, served=served)
+    assert failure is not None
+    assert (failure.cause, failure.message) == ("engine-died", f"the engine process died {when}")
+
+
+def test_a_dead_engine_is_told_with_its_last_error() -> None:
+    """That it died says little; the exception of its own does."""
+    failure = diagnose([*FATAL, "foo.bar.FrobError: the frob is bent"], served=False)
+    assert failure is not None
+    assert failure.message == "the engine process died while it loaded: FrobError: the frob is bent"
+
+
+def test_memory_that_runs_out_long_after_the_start() -> None:
+    """The lines of the start are no longer kept; that it had served decides."""
+    oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.86 GiB."
+    served, loading = diagnose([oom], served=True), diagnose([oom], served=False)
+    assert served is not None
+    assert loading is not None
+    assert (served.cause, loading.cause) == ("oom-serving", "oom-profile")
+    assert served.message == "memory ran out while it served"
 
 
 def test_every_sign_has_a_log_or_a_sample() -> None:

@@ -258,7 +258,7 @@ def _not_asked(of: Installed, why: str) -> Finding:
 
 
 def _broken(of: Installed, code: int, lines: list[str]) -> Finding:
-    failure = diagnose(lines)
+    failure = diagnose(lines, served=False)
     last = next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {code}")
     if failure:
         message = failure.message

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
@@ -43,6 +43,7 @@ class Sign:
     fix: str
     late: bool = False
     context: str | None = None
+    source: str | None = None
 
 
 _PREFIX = re.compile(
@@ -81,7 +82,7 @@ _OOM_PHASES = {
     ),
     "starting server": (
         "oom-serving",
-        "while it served",
+        "{when}",
         "lower engine.gpu_memory_utilization by 0.05",
     ),
 }
@@ -97,6 +98,10 @@ _FOLLOWS = re.compile(
 )
 
 
+_ANSWERED = re.compile(r'"(?:GET|POST) /\S* HTTP/[\d.]+" 200')
+"""An answer in the access log."""
+
+
 def plain(line: str) -> str:
     """A log line without the process and time in front of it.
 
@@ -106,18 +111,34 @@ def plain(line: str) -> str:
     return _PREFIX.sub("", line.rstrip(), count=1)
 
 
-def diagnose(lines: Sequence[str], *, exit_status: int | None = None) -> Failure | None:
+def diagnose(
+    lines: Sequence[str], *, exit_status: int | None = None, served: bool | None = None
+) -> Failure | None:
     """The cause that the last lines of a log name; None when they name none.
 
     ``exit_status`` as Popen reports it: -9 for signal 9. It decides only when the log does not.
+    ``served`` says whether the engine had been ready; without it the log is asked for an answer
+    to a client.
     """
     clean = [plain(line) for line in lines]
     text = "\n".join(clean)
-    found = _first(text, late=False) or _out_of_memory(clean) or _first(text, late=True)
-    return found or _killed(exit_status) or _last_error(clean)
+    if served is None:
+        served = _ANSWERED.search(text) is not None
+    when = "while it loaded"
+    if served:
+        when = "while it served"
+    found = (
+        _first(text, when, late=False)
+        or _out_of_memory(clean, served=served, when=when)
+        or _first(text, when, late=True)
+    )
+    last = _last_error(clean)
+    if found is not None and found.cause == "engine-died" and last is not None:
+        return replace(found, message=f"{found.message}: {last.message}", evidence=last.evidence)
+    return found or _killed(exit_status) or last
 
 
-def _first(text: str, *, late: bool) -> Failure | None:
+def _first(text: str, when: str, *, late: bool) -> Failure | None:
     for sign in signs():
         if sign.late is not late:
             continue
@@ -130,7 +151,7 @@ def _first(text: str, *, late: bool) -> Failure | None:
             if around is None:
                 continue
             groups |= around.groupdict()
-        return _failure(sign, match, groups)
+        return _failure(sign, match, {**groups, "when": when})
     return None
 
 
@@ -154,13 +175,16 @@ def _failure(sign: Sign, match: re.Match[str], groups: Mapping[str, str | None])
     )
 
 
-def _out_of_memory(lines: Sequence[str]) -> Failure | None:
+def _out_of_memory(lines: Sequence[str], *, served: bool, when: str) -> Failure | None:
     """GPU memory ran out; what helps depends on what the engine was doing."""
     doing: str | None = None
+    if served and not any(logs.phase(line) for line in lines):
+        doing = "starting server"  # it served so long that its start is no longer kept
     for line in lines:
         if _OOM.search(line):
-            cause, when, fix = _OOM_PHASES.get(doing or "", _OOM_ELSE)
-            return Failure(cause, f"memory ran out {when}", fix, line.strip()[:400])
+            cause, during, fix = _OOM_PHASES.get(doing or "", _OOM_ELSE)
+            message = f"memory ran out {during.format(when=when)}"
+            return Failure(cause, message, fix, line.strip()[:400])
         doing = logs.advance(doing, line)
     return None
 
