@@ -182,9 +182,6 @@ CONDITIONS: Mapping[str, Callable[[Situation], bool]] = {
     "constrained-output": _constrained,
     "cpu": lambda of: of.engine is not None and of.engine.platform == "cpu",
     "data-parallel": _ranks,
-    "dflash2-draft": lambda of: (
-        of.draft is not None and any(name.startswith("DFlash2") for name in of.draft.architectures)
-    ),
     "draft-inherits-kv": lambda of: not of.speculative("kv_cache_dtype"),
     "draft-tp-differs": _draft_tp_differs,
     "draft-wider": _draft_wider,
