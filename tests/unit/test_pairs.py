@@ -12,7 +12,7 @@ from specserve.findings import PAIR_CODES
 from tests.pairs import PAIRS, Pair
 
 ELSEWHERE = {
-    "hub-access", "hub-revision", "hub-unreachable", "revision-unpinned", "remote-code-unpinned",  # test_hub.py
+    "hub-access", "hub-revision", "hub-unreachable", "hub-modelscope", "revision-unpinned", "remote-code-unpinned",  # test_hub.py
     "lock-mismatch", "lock-unhashed",  # test_integrity.py
     "tokenizer-unreadable",  # test_vocabulary.py
 }  # fmt: skip
