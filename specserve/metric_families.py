@@ -383,6 +383,22 @@ def _references() -> Iterable[Family]:
             "Own acceptance rate of the recent good period; survives restarts.",
         ),
         (
+            "recent_position0_acceptance_rate",
+            "ratio",
+            (
+                "Accepted at position 0 / drafts, of the last minute, or of the last 50 drafts "
+                "where a minute has fewer; absent without a draft in the last minute."
+            ),
+        ),
+        (
+            "usual_position0_acceptance_rate",
+            "ratio",
+            (
+                "Own acceptance rate at position 0: the median of the recent good period; before "
+                "there is one, that of the longest window."
+            ),
+        ),
+        (
             "mean_acceptance_length_baseline",
             "tokens",
             "Own mean acceptance length of the recent good period.",

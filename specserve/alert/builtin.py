@@ -13,7 +13,7 @@ from typing import Literal
 import yaml
 from pydantic import TypeAdapter
 
-from specserve.alert.rules import Guard, Rule
+from specserve.alert.rules import FastPath, Guard, Rule
 from specserve.config.alerting import (
     Above,
     AcceptanceRate,
@@ -39,6 +39,17 @@ class Fleet(Section):
     traffic: str | None = None
     """The sample size, compared with min_samples."""
     guard: str | None = None
+    fast: str | None = None
+    """The quick way's condition beyond the threshold (``$fire``)."""
+
+
+class Fast(Section):
+    """The alert's quick way to fire on one server."""
+
+    metric: str
+    usual: str
+    share: float
+    looks: int
 
 
 class Definition(Section):
@@ -54,6 +65,7 @@ class Definition(Section):
     sample: str | None = None
     """Family of the sample size, in the same window."""
     guards: tuple[Guard, ...] = ()
+    fast: Fast | None = None
     when_absent: float | None = None
     inhibited_by: frozenset[str] = frozenset()
     fleet: Fleet
@@ -136,6 +148,9 @@ def _rule(definition: Definition, settings: Settings) -> Rule | None:
     sample = None
     if definition.sample is not None:
         sample = key(definition.sample, window=labels["window"][0])
+    fast = None
+    if definition.fast is not None:
+        fast = FastPath(**definition.fast.model_dump())
     return Rule(
         definition.name,
         definition.metric,
@@ -151,6 +166,7 @@ def _rule(definition: Definition, settings: Settings) -> Rule | None:
         sample=sample,
         min_samples=limits.min_samples,
         guards=tuple(_guards(definition, settings)),
+        fast=fast,
         when_absent=definition.when_absent,
         inhibited_by=definition.inhibited_by,
         runbook_url=runbook_url(alerts.runbook_base_url, definition.name),

@@ -218,4 +218,8 @@ def _describe(rule: Rule, labels: Labels, instance: Instance, now: float) -> str
     if instance.state is AlertState.PENDING and instance.pending_since is not None:
         waited = duration(now - instance.pending_since)
         reason = f"pending for {waited} of {duration(rule.for_seconds)}"
-    return f"{MetricKey(rule.metric, labels)} is {value}{limits}: {reason}"
+    what = str(MetricKey(rule.metric, labels))
+    if instance.is_fast and rule.fast is not None:
+        what = rule.fast.metric
+        limits = f" (fires < {rule.fire:g} and under {rule.fast.share:.0%} of the usual)"
+    return f"{what} is {value}{limits}: {reason}"

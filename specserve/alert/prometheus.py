@@ -12,6 +12,7 @@ import yaml
 
 from specserve.alert.builtin import (
     Definition,
+    Fast,
     Thresholds,
     definitions,
     fill,
@@ -30,6 +31,8 @@ BY = {
 harmless."""
 _MEMBERS = ("gpu", "engine")
 """Labels of what a replica has several of."""
+FAST_SECONDS = 10.0
+"""Three looks of the sidecar, for alerts with a quick way."""
 _VALUE = '{{ printf "%.3g" $value }}'
 _HEADER = """\
 # Prometheus alerting rules for a fleet of specserve. Generated: specserve alerts rules
@@ -107,7 +110,7 @@ def _row(definition: Definition, limits: Thresholds) -> AlertRow:
         "name": definition.name,
         "severity": definition.severity,
         "active": limits.active,
-        "rule": _rule_text(limits),
+        "rule": _rule_text(limits, definition.fast),
         "for_seconds": limits.timing.for_seconds,
         "keep_firing_for_seconds": limits.timing.keep_firing_for_seconds,
         "summary": definition.summary,
@@ -115,7 +118,7 @@ def _row(definition: Definition, limits: Thresholds) -> AlertRow:
     }
 
 
-def _rule_text(limits: Thresholds) -> str:
+def _rule_text(limits: Thresholds, fast: Fast | None) -> str:
     if not limits.active:
         return "off"
     wait = "at once"
@@ -124,7 +127,13 @@ def _rule_text(limits: Thresholds) -> str:
     if limits.fire == 0 and limits.resolve == 0:
         return wait
     sign, back = SIGNS[limits.direction]
-    return f"{sign} {limits.fire:g} {wait}, resolves {back} {limits.resolve:g}"
+    said = f"{sign} {limits.fire:g} {wait}, resolves {back} {limits.resolve:g}"
+    if fast is not None:
+        said += (
+            f"; or {sign} {limits.fire:g} and under {fast.share:.0%} of the usual in the last "
+            f"minute, at {fast.looks} looks in a row"
+        )
+    return said
 
 
 def inhibit_rules() -> str:
@@ -161,7 +170,7 @@ def _alert(alerts: Alerts, definition: Definition, limits: Thresholds, base: str
     return {
         "alert": definition.name,
         "expr": _expression(alerts, definition, limits),
-        "for": short_duration(timing.for_seconds),
+        "for": short_duration(_wait(definition, limits)),
         "keep_firing_for": short_duration(timing.keep_firing_for_seconds),
         "labels": {"severity": definition.severity},
         "annotations": {
@@ -179,6 +188,10 @@ def _expression(alerts: Alerts, definition: Definition, limits: Thresholds) -> s
         value = _record_name(alerts, definition)
     sign, _ = SIGNS[limits.direction]
     expression = f"{value} {sign} {limits.fire:g}"
+    if fleet.fast:
+        # The wait of the slow way is in its expression, so that the quick one has none.
+        longest = short_duration(limits.timing.for_seconds)
+        expression = f"max_over_time({value}[{longest}]) {sign} {limits.fire:g}"
     if limits.resolve != limits.fire:
         fires = f'ALERTS{{alertname="{definition.name}", alertstate="firing"}}'
         stays = f"{value} {sign} {limits.resolve:g} and on ({_matching(value, by)}) {fires}"
@@ -188,7 +201,17 @@ def _expression(alerts: Alerts, definition: Definition, limits: Thresholds) -> s
         expression += f" and on ({by}) {traffic} >= {limits.min_samples:g}"
     if fleet.guard:
         expression += f" and on ({by}) {_fill(alerts, definition, fleet.guard)}"
+    if fleet.fast:
+        quick = _fill(alerts, definition, fleet.fast.replace("$fire", f"{limits.fire:g}"))
+        expression = f"({expression}) or ({quick})"
     return expression
+
+
+def _wait(definition: Definition, limits: Thresholds) -> float:
+    """Seconds that the expression must hold."""
+    if definition.fleet.fast:
+        return FAST_SECONDS
+    return limits.timing.for_seconds
 
 
 def _matching(value: str, by: str) -> str:

@@ -64,6 +64,28 @@ class Guard:
 
 
 @dataclass(frozen=True, slots=True)
+class FastPath:
+    """A second, quicker way to fire: a reading of the newest time is beyond the rule's threshold,
+    and has lost most of what is usual here, at several looks in a row."""
+
+    metric: str
+    usual: str
+    """Reading of what is usual; without it the quick way stays shut."""
+    share: float
+    """Part of the usual value that the reading must be below."""
+    looks: int = 3
+
+    def value(self, readings: Readings) -> float | None:
+        """The newest value; None when there is none."""
+        return readings.get(key(self.metric))
+
+    def is_lost(self, readings: Readings) -> bool:
+        """Whether the newest value has lost most of the usual one."""
+        value, usual = self.value(readings), readings.get(key(self.usual))
+        return value is not None and usual is not None and value < self.share * usual
+
+
+@dataclass(frozen=True, slots=True)
 class Rule:
     """When an alert over one family fires; one instance for each set of labels that it matches."""
 
@@ -83,6 +105,7 @@ class Rule:
     """Reading that is the sample size of the value."""
     min_samples: float = 0.0
     guards: tuple[Guard, ...] = ()
+    fast: FastPath | None = None
     when_absent: float | None = None
     """The value to assume when the reading is absent, for rules whose guards prove that absence
     means none."""
@@ -108,6 +131,8 @@ class RuleInput:
 
     value: float | None
     absent: Reason = Reason.NO_DATA
+    fast: float | None = None
+    """The newest value, where it meets the condition of the rule's quick way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +147,10 @@ class Instance:
     """When the condition last held; keep_firing_for counts from here."""
     value: float | None = None
     """The last value that was known."""
+    looks: int = 0
+    """Looks in a row that met the condition of the quick way."""
+    is_fast: bool = False
+    """Whether ``value`` is the newest one, of the quick way."""
 
 
 def advance(rule: Rule, instance: Instance, seen: RuleInput, now: float) -> Instance:
@@ -132,26 +161,33 @@ def advance(rule: Rule, instance: Instance, seen: RuleInput, now: float) -> Inst
     >>> pending.state.value, advance(low, pending, RuleInput(0.4), now=60).state.value
     ('pending', 'firing')
     """
-    value = seen.value
+    value, looks = seen.value, 0
+    if seen.fast is not None:
+        looks = instance.looks + 1
     if value is not None:
-        instance = replace(instance, value=value)
+        instance = replace(instance, value=value, is_fast=False)
+    if seen.fast is not None and not (value is not None and rule.breaches(value)):
+        instance = replace(instance, value=seen.fast, is_fast=True)
+    instance = replace(instance, looks=looks)
     if instance.state is AlertState.FIRING:
         return _advance_firing(rule, instance, seen, now)
-    if value is None or not rule.breaches(value):
+    breached = value is not None and rule.breaches(value)
+    if not breached and seen.fast is None:
         return _ended(instance, AlertState.INACTIVE, seen)
     since, state, reason = instance.pending_since, AlertState.PENDING, Reason.WAITING
     if since is None:
         since = now
-    if now - since >= rule.for_seconds:
+    is_long = breached and now - since >= rule.for_seconds
+    if is_long or (rule.fast is not None and looks >= rule.fast.looks):
         state, reason = AlertState.FIRING, Reason.HOLDS
-    return Instance(state, reason, pending_since=since, held_at=now, value=value)
+    return replace(instance, state=state, reason=reason, pending_since=since, held_at=now)
 
 
 def _advance_firing(rule: Rule, instance: Instance, seen: RuleInput, now: float) -> Instance:
     value = seen.value
-    if value is not None and not rule.clears(value):
+    if seen.fast is not None or (value is not None and not rule.clears(value)):
         reason = Reason.BETWEEN
-        if rule.breaches(value):
+        if seen.fast is not None or (value is not None and rule.breaches(value)):
             reason = Reason.HOLDS
         return replace(instance, reason=reason, held_at=now)
     held_at = instance.held_at
@@ -167,7 +203,7 @@ def _ended(instance: Instance, state: AlertState, seen: RuleInput) -> Instance:
     reason = Reason.CLEAR
     if seen.value is None:
         reason = seen.absent
-    return Instance(state, reason, value=instance.value)
+    return Instance(state, reason, value=instance.value, is_fast=instance.is_fast)
 
 
 def observe(rule: Rule, readings: Readings) -> dict[Labels, RuleInput]:
@@ -182,8 +218,21 @@ def observe(rule: Rule, readings: Readings) -> dict[Labels, RuleInput]:
     if not found and only is not None:
         found[only] = RuleInput(rule.when_absent)
     if excuse is not None:
-        return {labels: RuleInput(None, excuse) for labels in found}
-    return found
+        found = {labels: RuleInput(None, excuse) for labels in found}
+    fast = _fast(rule, readings)
+    if fast is None or only is None or excuse is Reason.GUARDED:
+        return found
+    return {labels: replace(seen, fast=fast) for labels, seen in found.items()}
+
+
+def _fast(rule: Rule, readings: Readings) -> float | None:
+    """The newest value, where it meets the condition of the quick way."""
+    if rule.fast is None:
+        return None
+    value = rule.fast.value(readings)
+    if value is None or not rule.breaches(value) or not rule.fast.is_lost(readings):
+        return None
+    return value
 
 
 def _excuse(rule: Rule, readings: Readings) -> Reason | None:

@@ -30,7 +30,9 @@ SETTLE_SECONDS = 1_800.0
 """Age at which a point counts."""
 MIN_POINTS = 6
 MIN_DRAFT_TOKENS = 1_000
+MIN_DRAFTS = 100
 MIN_REQUESTS = 20
+USUAL_POSITION0 = "specserve_usual_position0_acceptance_rate"
 WINDOW = "5m"
 
 
@@ -47,6 +49,14 @@ class Quantity:
     worse: int
     """-1 when smaller is worse, 1 when larger is."""
     drift: str | None = None
+    position: str | None = None
+    """The place in the draft, of a reading that has one for each."""
+
+    def in_window(self, window: str) -> MetricKey:
+        """The reading in one window."""
+        if self.position is None:
+            return key(self.reading, window=window)
+        return key(self.reading, position=self.position, window=window)
 
 
 QUANTITIES = (
@@ -58,6 +68,15 @@ QUANTITIES = (
         0.1,
         -1,
         "specserve_acceptance_rate_drift",
+    ),
+    Quantity(
+        "specserve_acceptance_rate_per_position",
+        USUAL_POSITION0,
+        "specserve_window_drafts",
+        MIN_DRAFTS,
+        0.15,
+        -1,
+        position="0",
     ),
     Quantity(
         "specserve_mean_acceptance_length",
@@ -124,7 +143,7 @@ class Baseline:
             points[:] = [(at, value) for at, value in points if wall - MEMORY_SECONDS < at <= wall]
             if points and wall - points[-1][0] < POINT_SECONDS:
                 continue
-            value = readings.get(key(quantity.reading, window=WINDOW))
+            value = readings.get(quantity.in_window(WINDOW))
             samples = readings.get(key(quantity.sample, window=WINDOW), 0.0)
             if value is None or samples < quantity.min_samples:
                 continue
@@ -155,9 +174,17 @@ class Baseline:
             if quantity.drift is None:
                 continue
             for window in windows:
-                value = readings.get(key(quantity.reading, window=window))
+                value = readings.get(quantity.in_window(window))
                 if value is not None:
                     out[key(quantity.drift, window=window)] = value - reference
+        if windows and key(USUAL_POSITION0) not in out:
+            # Younger than its memory: the longest window holds more good time than bad.
+            longest = readings.get(
+                key("specserve_acceptance_rate_per_position", position="0", window=windows[-1])
+            )
+            drafts = readings.get(key("specserve_window_drafts", window=windows[-1]), 0.0)
+            if longest is not None and drafts >= MIN_DRAFTS:
+                out[key(USUAL_POSITION0)] = longest
         return out
 
     def _is_bad(self, quantity: Quantity, wall: float, value: float) -> bool:

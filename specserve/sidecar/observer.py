@@ -159,6 +159,7 @@ class Observer:
             readings |= self._instant(known) | self._by_engine(now, known)
             for seconds in self.spans:
                 readings |= rates.readings(self._window, seconds)
+            readings |= rates.recent(self._window)
         labels = [window_label(seconds) for seconds in self.spans]
         learned = found.condition == "progressing" and self.baseline.observe(wall, readings)
         readings |= self.baseline.readings(wall, readings, labels)

@@ -195,7 +195,7 @@ class Window:
         """
         if len(self._history) < 2:
             return None
-        end, totals = self._history[-1]
+        end = self._history[-1][0]
         begin, before = self._history[0]
         for at, entry in self._history:
             if at > end - seconds and begin >= end - 2 * seconds:
@@ -203,6 +203,27 @@ class Window:
             begin, before = at, entry
         if begin >= end:
             return None
+        return self._since(begin, before)
+
+    def newest(self, counter: str, amount: float, *, at_least_seconds: float) -> Span | None:
+        """The shortest time up to now in which ``amount`` was added to a counter, and not less than
+        ``at_least_seconds``; None when all that is known has less.
+        """
+        index = self._at.get(EngineCounter(counter))
+        if index is None or not self._history:
+            return None
+        end, totals = self._history[-1]
+        for begin, before in reversed(self._history):
+            earlier = self._floor[index]
+            if index < len(before):
+                earlier = before[index]
+            if begin <= end - at_least_seconds and totals[index] - earlier >= amount:
+                return self._since(begin, before)
+        return None
+
+    def _since(self, begin: float, before: array[float]) -> Span:
+        """What was added since an entry of the history."""
+        end, totals = self._history[-1]
         known = len(before)
         earlier = before + self._floor[known:]
         added = [max(0.0, total - past) for total, past in zip(totals, earlier, strict=False)]
