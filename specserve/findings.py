@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from pydantic import JsonValue
 
 Severity = Literal["error", "warning", "info"]
+Judgement = Literal["fits", "does not fit", "unknown"]
+"""``unknown`` is neither of the others: what was not looked at has not passed."""
+Subject = Literal["pair", "engine", "memory"]
+"""What is judged apart: the checkpoints, what the engine supports, the GPUs' memory."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,19 @@ class Finding:
         }
 
 
+@dataclass(frozen=True)
+class Verdicts:
+    """Fits, does not fit, or cannot say: for each subject apart."""
+
+    pair: Judgement
+    engine: Judgement
+    memory: Judgement
+
+    def as_dict(self) -> dict[str, JsonValue]:
+        """The JSON form."""
+        return {"pair": self.pair, "engine": self.engine, "memory": self.memory}
+
+
 PAIR_CODES: Mapping[str, tuple[str, str]] = {
     # reading
     "checkpoint-missing": (
@@ -75,7 +92,10 @@ PAIR_CODES: Mapping[str, tuple[str, str]] = {
         "Do not use this copy; get the checkpoint from its publisher.",
     ),
     "weights-missing": (
-        "No weights, or not every shard that the index names.",
+        (
+            "No weights, or not every shard that the index names. `check` and `plan` judge a "
+            "folder without any by its config, as information."
+        ),
         "Finish the download.",
     ),
     "pickle-weights": (
@@ -269,8 +289,8 @@ PAIR_CODES: Mapping[str, tuple[str, str]] = {
     "draft-is-target": ("Draft and target are the same files.", "Choose a smaller model."),
     "size-ratio": (
         (
-            "Draft weights outside 1/50 to 1/4 of the target's: too slow to help, or too "
-            "weak to be accepted."
+            "Draft weights above 1/4 of the target's: too slow to help. Or below 1/50, of another "
+            "family or tokenizer: perhaps too weak to be accepted."
         ),
         "Measure before rolling out.",
     ),
@@ -414,6 +434,13 @@ MEMORY_CODES: Mapping[str, tuple[str, str]] = {
         "Little memory is left outside the budget.",
         "Lower engine.gpu_memory_utilization.",
     ),
+    "size-unknown": (
+        (
+            "A size of the checkpoint is not known, so nobody can say whether it fits. An error "
+            "where GPUs are here or described; `launch` refuses only where it sees a GPU."
+        ),
+        "Download the weights, or skip this code.",
+    ),
     "vram-assumed": ("A number of the plan is an assumption.", "Nothing to do."),
     "vram-not-checked": (
         (
@@ -426,3 +453,16 @@ MEMORY_CODES: Mapping[str, tuple[str, str]] = {
 
 CODES: Mapping[str, tuple[str, str]] = {**PAIR_CODES, **ENGINE_CODES, **MEMORY_CODES}
 """Every code but the ``known-bad-*`` ones, which come from ``engine/known_bad.yaml``."""
+
+
+def subject_of(code: str) -> Subject:
+    """What a code is about. Known defects are the engine's.
+
+    >>> subject_of("vocab-tokens"), subject_of("known-bad-lora"), subject_of("does-not-fit")
+    ('pair', 'engine', 'memory')
+    """
+    if code in PAIR_CODES:
+        return "pair"
+    if code in MEMORY_CODES:
+        return "memory"
+    return "engine"

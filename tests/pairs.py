@@ -606,6 +606,12 @@ def shapes() -> Iterator[Pair]:
         "tiny-draft",
         small_llama(layers=1),
         llama(hidden_size=256, layers=32, intermediate_size=1024),
+        near="size-ratio",
+    )
+    yield Pair(
+        "tiny-draft-of-another-family",
+        small_llama(layers=1).having(model_type="qwen3"),
+        llama(hidden_size=256, layers=32, intermediate_size=1024),
         expect=says("size-ratio"),
     )
     yield Pair("fair-draft", DRAFT, llama(layers=4), near="size-ratio")

@@ -67,7 +67,7 @@ def prepare(
         start = _resumed(out, start, plan, resume=resume)
     for spec in specs:
         if spec.url is None:
-            preflight.require(preflight.run(spec.loaded, environ=environ))
+            preflight.require(preflight.run(spec.loaded, environ=environ, purpose="launch"))
     return Bench(
         specs,
         plan,

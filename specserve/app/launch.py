@@ -67,7 +67,14 @@ def plan(
     engine, notes = chosen.engine, tuple(f.message for f in chosen.findings)
     report = weights = calibrated = None
     if check:
-        report = preflight.run(loaded, skip=skip, environ=environ, chosen=chosen, progress=progress)
+        report = preflight.run(
+            loaded,
+            skip=skip,
+            environ=environ,
+            chosen=chosen,
+            purpose="launch",
+            progress=progress,
+        )
         preflight.require(report)
         weights = report.weights_bytes
     if calibrate:

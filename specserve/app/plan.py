@@ -74,6 +74,11 @@ class Planning:
         return cls(settings, loaded.path, target, draft, devices, engine, backend, free, processor)
 
     @property
+    def sees_hardware(self) -> bool:
+        """Whether this machine has what the engine computes on."""
+        return bool(self.devices) or self.backend == "cpu"
+
+    @property
     def key(self) -> str:
         """What a calibration must match."""
         name = self.settings.hardware.gpu_name
@@ -81,8 +86,16 @@ class Planning:
             name = self.devices[0].name
         return calibration.key(self.settings, self.engine.version, name)
 
-    def plan(self, settings: Settings | None = None, *, draft: bool = True) -> MemoryPlan:
-        """The plan, for these settings or for changed ones, with the draft or without."""
+    def plan(
+        self, settings: Settings | None = None, *, draft: bool = True, measured: bool = True
+    ) -> MemoryPlan:
+        """The plan, for these settings or for changed ones, with the draft or without.
+
+        What an earlier start ``measured`` does not hold for other models or GPUs.
+        """
+        figures = None
+        if measured:
+            figures = calibration.load(self.config, key=self.key)
         proposer = None
         if draft:
             proposer = self.draft
@@ -95,7 +108,7 @@ class Planning:
             backend=self.backend,
             free_ram_bytes=self.free_ram_bytes,
             processor=self.processor,
-            calibration=calibration.load(self.config, key=self.key),
+            calibration=figures,
         )
 
     def grid(self, made: MemoryPlan) -> list[text.Cell]:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from specserve.app import remedies
+from specserve.app import evidence, pricing, remedies
+from specserve.app.pricing import Remedy
 from specserve.checkpoint import lock as integrity
 from specserve.checkpoint import read as reading
 from specserve.checkpoint.access import access
@@ -22,7 +23,7 @@ from specserve.config.schema import Settings
 from specserve.config.speculation import NEEDS_DRAFT
 from specserve.errors import ConfigError, PreflightRefused, Problem
 from specserve.files import read_small
-from specserve.findings import CODES, Finding
+from specserve.findings import CODES, Finding, Severity, Verdicts
 from specserve.memory.findings import of_plan
 from specserve.pair import consistency, heads, match, mtp, sampling, vocabulary
 from specserve.pair.consistency import Role
@@ -31,6 +32,7 @@ from specserve.pair.head_shapes import block, head_of
 if TYPE_CHECKING:
     from pydantic import JsonValue
 
+    from specserve.app.plan import Planning
     from specserve.config.load import Loaded
     from specserve.engine.installed.chosen import Chosen
     from specserve.engine.installed.introspect import EngineFacts, Installed
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 
 _ORDER = {"error": 0, "warning": 1, "info": 2}
 _TARGET, _DRAFT = "models.target_model", "models.draft_model"
+Purpose = Literal["look", "launch"]
+"""``launch`` starts the engine here: what only a look may leave open refuses it."""
 _WITHOUT_WEIGHTS = {"weights-missing", "pickle-weights", "gguf-weights"}
 
 _WRONG_KIND = {"head-as-model", "model-as-head", "head-kind", "mtp-modules-missing"}
@@ -47,6 +51,9 @@ _SAID_BY = {
     "does-not-fit": {"tp-divisible"},
 }
 """Code -> codes that say the same with its cause."""
+
+
+_NOTHING_SAID = Verdicts("unknown", "unknown", "unknown")
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,18 @@ class PreflightReport:
     """The memory plan; None when it was not made."""
     judged_for: Chosen | None = None
     """The vLLM that all this holds for."""
+    planning: Planning | None = None
+    """What the plan was made from, for plans of changed settings."""
+    verdicts: Verdicts = _NOTHING_SAID
+    proven: tuple[str, ...] = ()
+    unproven: tuple[str, ...] = ()
+    """What was not looked at, and why."""
+    price: str | None = None
+    """What the draft costs in memory."""
+    next_command: str | None = None
+    """What to type now; None where something refuses."""
+    remedies: tuple[Remedy, ...] = ()
+    """Changes with which memory would be enough, each with its price; of a refusal alone."""
 
     @property
     def ok(self) -> bool:
@@ -108,12 +127,21 @@ class PreflightReport:
         judged_for = None
         if self.judged_for is not None:
             judged_for = self.judged_for.as_dict()
+        pair["verdict"] = self.verdicts.pair
         return {
             "ok": self.ok,
+            "verdicts": self.verdicts.as_dict(),
+            "engine": self.verdicts.engine,
+            "memory": self.verdicts.memory,
             "judged_for": judged_for,
             "findings": findings,
             "pair": pair,
             "vram": vram,
+            "proven": list(self.proven),
+            "not_checked": list(self.unproven),
+            "price": self.price,
+            "remedies": [remedy.as_dict() for remedy in self.remedies],
+            "next": self.next_command,
         }
 
 
@@ -129,11 +157,14 @@ def run(
     skip: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
     chosen: Chosen | None = None,
+    purpose: Purpose = "look",
     progress: integrity.Progress = lambda _name, _n: None,
 ) -> PreflightReport:
     """Run every check; nothing is raised for what they find. ``skip`` names codes to leave out.
 
     ``chosen`` is the vLLM to judge for; None chooses by the config and what is installed.
+    ``purpose`` decides what may stay open: a look takes a folder without weights, a launch takes
+    an unknown size where no GPU is seen.
 
     Raises ConfigError for an unknown code in ``skip``, and for an unknown ``engine.version``.
     """
@@ -146,12 +177,17 @@ def run(
     with ThreadPoolExecutor(1) as pool:
         # In a thread, since a vLLM that was not asked before takes seconds to describe itself.
         asked = pool.submit(_ask_engine, chosen, env)
-        target, findings = read(settings, "target_model", env)
+        target, findings = read(settings, "target_model", env, purpose)
         draft = None
         if settings.uses_draft_model:
-            draft, more = read(settings, "draft_model", env)
+            draft, more = read(settings, "draft_model", env, purpose)
             findings += more
-        in_memory, plan = _memory(loaded, target, draft, env, chosen)
+        planning = _planning(loaded, target, draft, env, chosen)
+        plan = None
+        in_memory: list[Finding] = []
+        if planning is not None:
+            plan = planning.plan()
+            in_memory = [_for(purpose, f, planning) for f in of_plan(plan)]
         findings += integrity.against_lock(loaded.path, _read(target, draft))
         verdict = pair_findings(
             settings,
@@ -176,11 +212,16 @@ def run(
     findings += [*in_memory, *_profile(settings)]
     if chosen.is_here:
         findings += _measured_with_another(loaded, chosen.engine)
+    would_fit: tuple[Remedy, ...] = ()
+    if planning is not None and plan is not None and plan.refusal == "memory":
+        would_fit = pricing.remedies(planning, plan)
+    found = _without_echoes(findings)
     again = _again(target, draft, chosen, engine, env, compare=not verdict.was_compared)
-    kept = [f for f in _without_echoes(findings) if f.code not in skip]
-    kept = remedies.proven(kept, settings, again)
+    kept = remedies.proven([f for f in found if f.code not in skip], settings, again)
+    kept = [pricing.priced(f, would_fit) for f in kept]
     kept.sort(key=lambda f: _ORDER[f.severity])
-    return PreflightReport(
+    judged = evidence.verdicts(found, plan, engine, chosen)
+    report = PreflightReport(
         tuple(kept),
         settings.method,
         target,
@@ -189,7 +230,49 @@ def run(
         vocabulary_overlap_ratio=verdict.overlap,
         plan=plan,
         judged_for=chosen,
+        planning=planning,
+        verdicts=judged,
+        proven=tuple(
+            evidence.proven(
+                settings,
+                target,
+                draft,
+                vocabularies=verdict.comparison,
+                chosen=chosen,
+                verdict=judged,
+                plan=plan,
+            )
+        ),
+        unproven=tuple(
+            evidence.unproven(
+                settings,
+                target,
+                draft,
+                findings=found,
+                vocabularies=verdict.comparison,
+                chosen=chosen,
+                verdict=judged,
+                plan=plan,
+            )
+        ),
+        price=evidence.price(plan),
+        remedies=would_fit,
     )
+    if not report.ok:
+        return report
+    has_gpu = planning is not None and planning.sees_hardware
+    follows = evidence.next_command(loaded, judged, plan, has_gpu=has_gpu)
+    return replace(report, next_command=follows)
+
+
+def _for(purpose: Purpose, finding: Finding, planning: Planning) -> Finding:
+    """An unknown size refuses a launch only where a GPU is seen that it may not fit."""
+    if finding.code != "size-unknown" or purpose == "look":
+        return finding
+    severity: Severity = "warning"
+    if planning.devices:
+        severity = "error"
+    return replace(finding, severity=severity)
 
 
 def _again(
@@ -252,9 +335,15 @@ def _require_known(skip: Sequence[str]) -> None:
 
 
 def read(
-    settings: Settings, role: str, environ: Mapping[str, str] | None = None
+    settings: Settings,
+    role: str,
+    environ: Mapping[str, str] | None = None,
+    purpose: Purpose = "launch",
 ) -> tuple[ModelFacts | None, list[Finding]]:
-    """One checkpoint of the config, and what reading it showed; None when it cannot be read."""
+    """One checkpoint of the config, and what reading it showed; None when it cannot be read.
+
+    Where nobody is about to load it, a folder that holds everything but weights is worth a look.
+    """
     model: TargetModel | DraftModel | None = settings.models.target_model
     if role == "draft_model":
         model = settings.models.draft_model
@@ -269,7 +358,18 @@ def read(
     found = [
         _placed(f, role) for f in facts.findings if not (without and f.code in _WITHOUT_WEIGHTS)
     ]
+    if purpose == "look" and not any(name.endswith(".safetensors") for name in facts.sizes):
+        found = [_noted(f) for f in found]
     return facts, found
+
+
+def _noted(finding: Finding) -> Finding:
+    """Weights that are not here at all are a note for whoever only looks."""
+    if finding.code != "weights-missing":
+        return finding
+    message = "there are no weights here; judged by config.json and tokenizer alone"
+    fix = "download the weights before a launch: specserve models pull CONFIG"
+    return replace(finding, severity="info", message=message, fix=fix)
 
 
 def _placed(finding: Finding, role: str) -> Finding:
@@ -373,6 +473,10 @@ def _both(
         is_head=is_head,
         floor=spec.min_vocab_overlap_ratio,
     )
+    if verdict.comparison is not None and match.is_cheap_relative(
+        target, draft, same_vocabulary=verdict.comparison.relation == "identical"
+    ):
+        found = [f for f in found if f.code != "size-ratio"]
     return vocabulary.Verdict((*found, *verdict.findings), verdict.comparison, verdict.overlap)
 
 
@@ -459,20 +563,19 @@ def _shm_bytes() -> int | None:
     return status.f_frsize * status.f_blocks
 
 
-def _memory(
+def _planning(
     loaded: Loaded,
     target: ModelFacts | None,
     draft: ModelFacts | None,
     environ: Mapping[str, str],
     chosen: Chosen,
-) -> tuple[list[Finding], MemoryPlan | None]:
-    """The memory plan, where everything that will be loaded could be read."""
+) -> Planning | None:
+    """What a memory plan needs, where everything that will be loaded could be read."""
     from specserve.app.plan import Planning
 
     if target is None or (draft is None and loaded.settings.uses_draft_model):
-        return [], None
-    plan = Planning.of(loaded, environ=environ, target=target, draft=draft, chosen=chosen).plan()
-    return of_plan(plan), plan
+        return None
+    return Planning.of(loaded, environ=environ, target=target, draft=draft, chosen=chosen)
 
 
 def _without_echoes(findings: list[Finding]) -> list[Finding]:

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specserve.commands.options import config_command, engine_option, format_option
+from specserve.commands.options import (
+    config_command,
+    engine_option,
+    format_option,
+    skip_option,
+)
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -28,17 +33,12 @@ _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 @config_command
 @format_option
 @engine_option
-@click.option(
-    "--skip",
-    multiple=True,
-    metavar="CODE",
-    help="Leave out a finding by its code (docs/checks.md).",
-)
+@skip_option
 def check(loaded: Loaded, output: str, version: str | None, skip: tuple[str, ...]) -> None:
     """Prove from files alone that CONFIG can work and fit.
 
-    Target against draft, what vLLM supports, memory. No GPU is needed. Exit code 3
-    when refused.
+    Target against draft, what vLLM supports, memory: each fits, does not fit, or is not checked,
+    and why. No GPU is needed. Exit code 3 when refused.
     """
     from specserve.app import preflight
     from specserve.engine.installed.chosen import choose
@@ -57,6 +57,7 @@ def check(loaded: Loaded, output: str, version: str | None, skip: tuple[str, ...
         if sys.stdout.isatty():
             show = _table
         show(report)
+        work(report)
         click.echo(_verdict(report, loaded.settings))
     if not report.ok:
         raise click.exceptions.Exit(ExitCode.PREFLIGHT)
@@ -109,7 +110,42 @@ def _verdict(report: PreflightReport, settings: Settings) -> str:
     warnings = sum(f.severity == "warning" for f in report.findings)
     if warnings:
         said += f", {_count(warnings, 'warning')}"
-    return f"{head} {said}"
+    return f"{head} {said}{unsaid(report)}"
+
+
+def work(report: PreflightReport) -> None:
+    """What was proven, what was not looked at, what the draft costs, what to type next."""
+    for line in report.proven:
+        click.echo(f"{click.style('proven', fg='green')}       {line}")
+    for line in report.unproven:
+        click.echo(f"{click.style('not checked', fg='yellow')}  {line}")
+    if report.price is not None:
+        click.echo(f"price        {report.price}")
+    if report.next_command is not None:
+        click.echo(f"next         {report.next_command}")
+
+
+def unsaid(report: PreflightReport) -> str:
+    """The verdicts that are not "fits", for the last line: what passed unseen has not passed."""
+    from specserve.app import evidence
+
+    parts = []
+    match report.verdicts.pair:
+        case "unknown":
+            parts.append(evidence.pair_unsaid(report.findings))
+        case "does not fit" if report.ok:
+            parts.append("pair does not fit, as was skipped")
+    match report.verdicts.engine:
+        case "unknown":
+            parts.append(evidence.engine_unsaid(report.findings, report.judged_for))
+        case "does not fit" if report.ok:
+            parts.append("engine refuses, as was skipped")
+    match report.verdicts.memory:
+        case "unknown":
+            parts.append(evidence.memory_unsaid(report.plan))
+        case "does not fit" if report.ok:
+            parts.append("memory does not fit, as was skipped")
+    return "".join(f"; {part}" for part in parts)
 
 
 def _count(number: int, noun: str) -> str:

@@ -69,6 +69,16 @@ def format_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
+def skip_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command ``--skip CODE`` as ``skip``."""
+    return click.option(
+        "--skip",
+        multiple=True,
+        metavar="CODE",
+        help="Leave out a finding by its code (docs/checks.md).",
+    )(function)
+
+
 def answer(body: Mapping[str, JsonValue], error: SpecserveError | None = None) -> None:
     """Print the one JSON document of a command. Where it ends in ``error``, that is part of it, and
     the command ends with the error's exit code.

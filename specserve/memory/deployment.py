@@ -81,6 +81,8 @@ class Shape:
     """
     quantization: str | None
     """Online quantization of the target's weights; None keeps the checkpoint's."""
+    draft_quantization: str | None
+    """Online quantization of the draft's weights; None keeps its checkpoint's."""
     weight_format: str | None
     """``quant_method`` of the checkpoint; None for plain weights."""
     layer_split: tuple[int, ...] | None
@@ -204,6 +206,7 @@ def resolve(
         draft_tp=settings.draft_tensor_parallel_size(on_first_engine=accounting.v0),
         keeps_draft_probabilities=spec.draft_sample_method == "probabilistic",
         quantization=model.quantization,
+        draft_quantization=draft.quantization if draft else None,
         weight_format=quant_method(target.config),
         layer_split=_partition(engine.env.get("VLLM_PP_LAYER_PARTITION")),
         kv_cache_bytes=_given_cache(settings, extra, backend),

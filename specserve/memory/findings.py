@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specserve.errors import Change, Problem
-from specserve.findings import Finding
+from specserve.findings import Finding, Severity
 from specserve.gpu import names
 from specserve.memory.result import GpuPlan, MemoryPlan
 from specserve.units import GIB, gib, size
@@ -13,6 +13,7 @@ _LISTED = 4
 _UTILIZATION = "engine.gpu_memory_utilization"
 _TP = "models.target_model.tensor_parallel_size"
 NO_MEMORY = "the memory of this GPU is not known"
+_UNKNOWN = "unknown"
 _STOP = "stop what holds the GPU (nvidia-smi)"
 
 
@@ -31,9 +32,22 @@ def of_plan(plan: MemoryPlan) -> list[Finding]:
             for g in plan.gpus
             if g.other_bytes > _BUSY_BYTES
         ]
-    if plan.fits is None:
+    if plan.unknown and plan.refusal is None:
+        found.append(_unknown(plan))
+    if plan.gpus_found is None and plan.refusal is None:
         found.append(_not_checked(plan))
     return found + [Finding("vram-assumed", "info", "models", note) for note in plan.assumed]
+
+
+def _unknown(plan: MemoryPlan) -> Finding:
+    """A size that nobody knows. Where there is hardware, its owner waits for a verdict."""
+    severity: Severity = "info"
+    if plan.gpus_found is not None:
+        severity = "error"
+    listed = "; ".join(f"{size.part}: {size.why}" for size in plan.unknown)
+    message = f"cannot say whether it fits: the size is not known of {listed}"
+    fix = "download the weights (specserve models pull CONFIG), or go on with --skip size-unknown"
+    return Finding("size-unknown", severity, "models", message, fix)
 
 
 def _not_checked(plan: MemoryPlan) -> Finding:
@@ -127,12 +141,21 @@ def rows(plan: MemoryPlan, gpu: GpuPlan) -> tuple[tuple[str, ...], ...]:
         show = gib
     else:
         show = size
-    lines = [("target weights", show(gpu.target_weights_bytes), plan.target_format)]
+    weights = _UNKNOWN
+    if plan.knows("target weights"):
+        weights = show(gpu.target_weights_bytes)
+    lines = [("target weights", weights, plan.target_format)]
     if plan.shape.drafts_with_a_model:
         draft = ", ".join(d for d in (plan.method, plan.draft_format) if d)
-        lines.append(("draft weights", show(gpu.draft_weights_bytes), draft))
-    one = f"1 sequence of {plan.max_model_len} tokens, {size(plan.kv_bytes_per_token)} per token"
-    lines.append(("KV cache", show(plan.request_bytes), one))
+        weights = _UNKNOWN
+        if plan.knows("draft weights"):
+            weights = show(gpu.draft_weights_bytes)
+        lines.append(("draft weights", weights, draft))
+    one, request = f"1 sequence of {plan.max_model_len} tokens", _UNKNOWN
+    if plan.knows("KV cache"):
+        one += f", {size(plan.kv_bytes_per_token)} per token"
+        request = show(plan.request_bytes)
+    lines.append(("KV cache", request, one))
     if plan.backend == "gpu":
         lines.append(("overhead", gib(gpu.fixed_bytes - gpu.weights_bytes), _overhead(plan, gpu)))
     if gpu.other_bytes:

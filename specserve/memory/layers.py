@@ -43,6 +43,8 @@ class CacheModel:
     layers: tuple[CacheLayer, ...]
     """One entry per layer that caches; layers that share another layer's cache have none."""
     assumed: tuple[str, ...] = ()
+    unknown: str | None = None
+    """Why the cache's size is not known; then ``layers`` lacks some."""
 
 
 _MTP_COUNTS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules")
@@ -66,7 +68,8 @@ def of_draft(method: str | None, target: Config, draft: Config | None, shape: Sh
         model = _modules(draft, replace(own, tp=shape.draft_tp))
     else:
         model = _layers(draft, replace(own, tp=shape.draft_tp))
-    return CacheModel(tuple(replace(layer, draft=True) for layer in model.layers), model.assumed)
+    layers = tuple(replace(layer, draft=True) for layer in model.layers)
+    return replace(model, layers=layers)
 
 
 def _modules(config: Config, shape: Shape) -> CacheModel:
@@ -79,9 +82,7 @@ def _modules(config: Config, shape: Shape) -> CacheModel:
 def _layers(config: Config, shape: Shape) -> CacheModel:
     count = layer_count(config)
     if count is None:
-        return CacheModel(
-            (), ("KV cache: config.json names no plausible number of layers, counted as 0",)
-        )
+        return CacheModel((), unknown="config.json names no plausible number of layers")
     assumed: list[str] = []
     found = layout.blocks(config, count)
     shared = config.get("num_kv_shared_layers") or 0

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from specserve.checkpoint.fields import Config
+from specserve.checkpoint.quantization import quant_method
 from specserve.gpu.names import cuda_bytes, lookup
 from specserve.memory import deployment as shapes
 from specserve.memory import kv_cache, overhead, terms
@@ -22,7 +23,17 @@ from specserve.memory import layers as cache_layers
 from specserve.memory import weights as weighing
 from specserve.memory.layers import CacheLayer
 from specserve.memory.placement import stages
-from specserve.memory.result import CacheCapacity, Calibration, GpuPlan, MemoryPlan, Refusal, Stage
+from specserve.memory.result import (
+    CacheCapacity,
+    Calibration,
+    Confidence,
+    GpuPlan,
+    MemoryPlan,
+    Refusal,
+    Stage,
+    UnknownPart,
+    UnknownSize,
+)
 from specserve.pair import consistency
 
 if TYPE_CHECKING:
@@ -47,6 +58,7 @@ class _Parts:
     proposer: tuple[CacheLayer, ...]
     tower: Config | None
     assumed: tuple[str, ...]
+    unknown: tuple[UnknownSize, ...]
     cache_is_known: bool
 
 
@@ -128,6 +140,20 @@ def _plan(
     capacity, length = _capacity(planned, built, shape.max_model_len), shape.max_model_len
     fullest = max(built, key=lambda s: s.target + s.draft + s.overhead.activation)
     limit = max(length, shapes.default_length(target, shape.accounting))
+    refusal, unknown = _refusal(parts, planned, built, shape, found), parts.unknown
+    if refusal is None and not parts.cache_is_known and found is not None:
+        counted = replace(parts, cache_is_known=True)
+        if _refusal(counted, planned, built, shape, found) is not None:
+            # It fits only if these layers keep less than was assumed.
+            notes = "; ".join(n for n in parts.assumed if "KV cache" in n)
+            unknown = (*unknown, UnknownSize("KV cache", notes.removeprefix("KV cache: ")))
+    confidence: Confidence = "modelled"
+    if calibration is not None:
+        confidence = "measured"
+    elif parts.assumed or unknown:
+        confidence = "assumed"
+    token_bytes = max(s.cache.token_bytes(length) for s in built)
+    alone, alone_token_bytes = _without_draft(parts, shape, constants, gpus, calibration)
     return MemoryPlan(
         backend=shape.backend,
         shape=shape,
@@ -136,15 +162,16 @@ def _plan(
             replace(g, kv_cache_tokens=None if found is None else capacity.kv_cache_tokens)
             for g in planned
         ),
-        kv_bytes_per_token=max(s.cache.token_bytes(length) for s in built),
-        without_draft=_without_draft(parts, shape, constants, gpus, calibration),
+        kv_bytes_per_token=token_bytes,
+        without_draft=alone,
+        draft_kv_bytes_per_token=max(0, token_bytes - alone_token_bytes),
         largest_max_model_len=min(
             built[g.stage].cache.longest(g.kv_cache_bytes or 0, limit) for g in planned
         ),
         request_bytes=max(s.cache.request_bytes(length) for s in built),
         late_bytes=max(s.overhead.unprofiled_logits for s in built),
         terms=terms.of_stage(fullest, shape, parts.sources, max(g.used for g in gpus), calibration),
-        confidence="measured" if calibration else "assumed" if parts.assumed else "modelled",
+        confidence=confidence,
         assumed=parts.assumed,
         gpu_name=gpus[0].name,
         gpus_found=found,
@@ -152,7 +179,8 @@ def _plan(
         draft_format=shapes.storage(draft.config, shape)
         if draft and shape.drafts_with_a_model
         else None,
-        refusal=(refusal := _refusal(parts, planned, built, shape, found)),
+        refusal=refusal,
+        unknown=unknown,
         possible_tp=_possible_tp(parts.config, shape, found)
         if refusal in ("gpu-count", "split")
         else None,
@@ -179,17 +207,25 @@ def _parts(target: ModelFacts, draft: ModelFacts | None, shape: shapes.Shape) ->
     assumed = [*main.assumed, *cache_notes]
     if shape.extra.get("enable-lora"):
         assumed.append("LoRA slots: not counted")
+    unknown: list[tuple[UnknownPart, str | None]] = [
+        ("target weights", main.unknown),
+        ("KV cache", model.unknown or proposer.unknown),
+    ]
     weight, source = 0, "none"
     if shape.drafts_with_a_model and draft is not None:
-        own = weighing.of_model(draft, shape, tp=shape.draft_tp)
+        online = None
+        if quant_method(draft.config) is None:
+            online = shape.draft_quantization
+        own = weighing.of_model(draft, shape, tp=shape.draft_tp, online=online)
         weight, source = own.stage_bytes[0], own.source
+        unknown.append(("draft weights", own.unknown))
         if shape.method == "mtp" and own.mtp_bytes:  # of its folder nothing else is loaded
             weight = own.mtp_bytes
         assumed += [f"draft {note}" for note in own.assumed]
     elif shape.drafts_with_a_model:
         weight, source = main.mtp_bytes, f"MTP module in the target's {main.source}"
         if not weight:
-            assumed.append("draft weights: the target shows no MTP module, counted as 0")
+            unknown.append(("draft weights", "the target shows no MTP module"))
     vision = target.config.get("vision_config")
     if isinstance(vision, Mapping) and not shape.language_model_only:
         tower = vision
@@ -204,6 +240,7 @@ def _parts(target: ModelFacts, draft: ModelFacts | None, shape: shapes.Shape) ->
         proposer.layers,
         tower,
         tuple(assumed),
+        tuple(UnknownSize(part, why) for part, why in unknown if why is not None),
         not cache_notes,
     )
 
@@ -239,8 +276,8 @@ def _without_draft(
     constants: overhead.Constants,
     gpus: Sequence[_Gpu],
     calibration: Calibration | None,
-) -> CacheCapacity:
-    """The same deployment serving the target alone."""
+) -> tuple[CacheCapacity, int]:
+    """The same deployment serving the target alone, and its bytes of KV cache per token."""
     alone = replace(shape, method=None, num_speculative_tokens=0)
     layers = cache_layers.of_target(parts.config, alone).layers  # a state is smaller without drafts
     built = _stages(
@@ -251,7 +288,9 @@ def _without_draft(
             calibration, weights_bytes=max(0, calibration.weights_bytes - parts.draft)
         )
     planned = [_gpu_plan(gpu, n, built, alone, calibration) for n, gpu in enumerate(gpus)]
-    return _capacity(planned, built, shape.max_model_len)
+    length = shape.max_model_len
+    token_bytes = max(s.cache.token_bytes(length) for s in built)
+    return _capacity(planned, built, length), token_bytes
 
 
 def _gpus(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from specserve.findings import Judgement
 from specserve.gpu.devices import DeviceProcess
 from specserve.memory.deployment import Backend, Shape
 from specserve.memory.kv_cache import CachePlan
@@ -105,6 +106,17 @@ class CacheCapacity:
     """Requests of max_model_len tokens at once."""
 
 
+UnknownPart = Literal["target weights", "draft weights", "KV cache"]
+
+
+@dataclass(frozen=True)
+class UnknownSize:
+    """A size of the checkpoint that nobody knows: no plan says "fits" without it."""
+
+    part: UnknownPart
+    why: str
+
+
 Refusal = Literal["memory", "other-processes", "headroom", "gpu-count", "split"]
 
 
@@ -137,6 +149,10 @@ class MemoryPlan:
     gpus_found: int | None
     """None when none is known."""
     refusal: Refusal | None
+    draft_kv_bytes_per_token: int = 0
+    """The proposer's part of ``kv_bytes_per_token``."""
+    unknown: tuple[UnknownSize, ...] = ()
+    """Sizes that are not known; they are left out of every sum, which is then a lower bound."""
     possible_tp: int | None = None
     """Where TP is refused: the largest below it that the model and the GPUs there are can have, if
     any.
@@ -145,11 +161,30 @@ class MemoryPlan:
     @property
     def fits(self) -> bool | None:
         """Whether the engine would start and hold one request;
-        None when there is no GPU to plan for.
+        None when there is no GPU to plan for, or a size is unknown.
+
+        What exceeds the budget without its unknown parts does not fit.
         """
-        if self.refusal or self.gpus_found is not None:
-            return self.refusal is None
-        return None
+        if self.refusal is not None:
+            return False
+        if self.unknown or self.gpus_found is None:
+            return None
+        return True
+
+    @property
+    def judgement(self) -> Judgement:
+        """The verdict on memory."""
+        match self.fits:
+            case None:
+                return "unknown"
+            case True:
+                return "fits"
+            case False:
+                return "does not fit"
+
+    def knows(self, part: UnknownPart) -> bool:
+        """Whether a part's size is known."""
+        return all(size.part != part for size in self.unknown)
 
     @property
     def max_model_len(self) -> int:
@@ -177,23 +212,32 @@ class MemoryPlan:
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON contract: bytes as integers."""
-        alone = self.without_draft
+        alone, said = self.without_draft, self.fits is not None
+        missing: dict[str, None] = {}
+        if not self.knows("target weights"):
+            missing["target_weights_bytes"] = None
+        if not self.knows("draft weights"):
+            missing["draft_weights_bytes"] = None
+        if self.unknown:
+            missing |= {"kv_cache_bytes": None, "kv_cache_tokens": None}
         return {
             "fits": self.fits,
             "backend": self.backend,
             "gpu_name": self.gpu_name,
-            "gpus": [g.as_dict() for g in self.gpus],
+            "gpus": [g.as_dict() | missing for g in self.gpus],
             "kv_bytes_per_token": self.kv_bytes_per_token,
             "max_concurrency": {
                 "tokens": self.max_model_len,
-                "requests": round(self.capacity.requests, 2),
+                "requests": round(self.capacity.requests, 2) if said else None,
             },
             "without_draft": {
-                "kv_cache_tokens": alone.kv_cache_tokens,
-                "requests": round(alone.requests, 2),
+                "kv_cache_tokens": alone.kv_cache_tokens if said else None,
+                "requests": round(alone.requests, 2) if said else None,
             },
-            "largest_max_model_len": self.largest_max_model_len,
-            "terms": [vars(t) for t in self.terms],
+            "largest_max_model_len": self.largest_max_model_len if said else None,
+            "draft_kv_bytes_per_token": self.draft_kv_bytes_per_token,
+            "unknown": [vars(size) for size in self.unknown],
+            "terms": [vars(t) for t in self.terms if t.source != "unknown"],
             "confidence": self.confidence,
             "assumed": list(self.assumed),
         }

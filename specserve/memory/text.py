@@ -16,7 +16,7 @@ from specserve.units import gib
 def conclusion(plan: MemoryPlan) -> str:
     """One line: whether it fits, and for how many requests, with the draft and without."""
     if plan.fits is None:
-        return f"memory not checked: {unchecked_reason(plan)}"
+        return unsaid(plan)
     if not plan.fits:
         return "does not fit"
     if plan.max_model_len % 1024 == 0:
@@ -31,11 +31,14 @@ def conclusion(plan: MemoryPlan) -> str:
     return here
 
 
-def unchecked_reason(plan: MemoryPlan) -> str:
+def unsaid(plan: MemoryPlan) -> str:
     """Why a plan says neither that it fits nor that it does not."""
+    if plan.unknown:
+        parts = " and ".join(dict.fromkeys(size.part for size in plan.unknown))
+        return f"memory: cannot say whether it fits: unknown size of {parts}"
     if plan.gpu_name is None:
-        return "no GPU here and none described (hardware.gpu_name)"
-    return names.read(plan.gpu_name).problem or NO_MEMORY
+        return "memory not checked: no GPU here and none described"
+    return f"memory not checked: {names.read(plan.gpu_name).problem or NO_MEMORY}"
 
 
 def render(plan: MemoryPlan) -> str:

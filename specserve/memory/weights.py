@@ -57,6 +57,8 @@ class Weights:
     mtp_bytes: int = 0
     """The MTP module inside the checkpoint, on one GPU; not in ``stage_bytes``."""
     assumed: tuple[str, ...] = ()
+    unknown: str | None = None
+    """Why no size is known; then the bytes are none, not 0."""
 
 
 def of_model(
@@ -84,11 +86,8 @@ def of_model(
         source = "index total_size, split as config.json says"
         return Weights(tuple(round(b * ratio) for b in staged), source, round(mtp * ratio))
     if total is None:
-        return Weights(
-            (0,) * pp,
-            "unknown",
-            assumed=("weights: unknown size, counted as 0; pull the checkpoint",),
-        )
+        why = "neither headers nor an index are here, and config.json names no known architecture"
+        return Weights((0,) * pp, "unknown", unknown=why)
     share = round(total / (tp * pp) * (1 if tp == 1 else 1.01))  # 1 % is on every GPU
     note = "weights: split evenly over the GPUs, since neither headers nor a known config say more"
     return Weights((share,) * pp, "index total_size", assumed=(note,))

@@ -89,10 +89,24 @@ def _ratio(target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:
             "costs too much of what it saves"
         )
     elif theirs / ours < SMALLEST:
-        message = f"{sizes}: 1/{ours / theirs:.0f}; below 1/50 a draft rarely guesses well enough"
+        message = (
+            f"{sizes}: 1/{ours / theirs:.0f}; a draft so small is cheap, and whether it guesses "
+            "well enough only a measurement tells"
+        )
     else:
         return
     yield Finding("size-ratio", "warning", DRAFT, message, "measure: specserve bench CONFIG")
+
+
+def is_cheap_relative(target: ModelFacts, draft: ModelFacts, *, same_vocabulary: bool) -> bool:
+    """Whether a small draft needs no word on its size: how well it guesses follows from family and
+    training, and a family's smallest model is its usual draft.
+    """
+    ours, theirs = target.total_size_bytes, draft.total_size_bytes
+    if not same_vocabulary or not ours or not theirs or theirs > ours * SMALLEST:
+        return False
+    family = target.model_type.split("_")[0]
+    return bool(family) and family == draft.model_type.split("_")[0]
 
 
 def served_length(settings: Settings, target: ModelFacts) -> int | None:

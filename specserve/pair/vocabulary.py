@@ -41,6 +41,8 @@ class Comparison:
     target_tokens: int
     draft_tokens: int
     same_file: bool
+    equal_tokens: int
+    """Tokens of the target that the draft has under the same id."""
     ordinary_differences: tuple[tuple[int, str | None, str | None], ...] = ()
     """The first ids whose ordinary token differs: id, target's token, draft's token."""
     ordinary_difference_count: int = 0
@@ -69,6 +71,7 @@ class Comparison:
             "relation": self.relation,
             "target_tokens": self.target_tokens,
             "draft_tokens": self.draft_tokens,
+            "equal_tokens": self.equal_tokens,
             "ordinary_differences": self.ordinary_difference_count,
             "added_differences": list(self.added_differences),
             "rule_differences": list(self.rule_differences),
@@ -79,7 +82,7 @@ class Comparison:
 def compare(target: Tokenizer, draft: Tokenizer) -> Comparison:
     """Compare maps, rules and the encoding of SAMPLE. Identical files need no further look."""
     if target.digest == draft.digest:
-        return Comparison(target.size, draft.size, same_file=True)
+        return Comparison(target.size, draft.size, same_file=True, equal_tokens=target.size)
     ordinary, count = _ordinary(target, draft)
     rules = tuple(
         part
@@ -92,13 +95,16 @@ def compare(target: Tokenizer, draft: Tokenizer) -> Comparison:
         differs_at, not_encoded = (None, None)
     else:
         differs_at, not_encoded = _sample(target, draft)
+    added = _added(target, draft)
+    unequal = count + sum(token in target.added or token in target.base for token in added)
     return Comparison(
         target.size,
         draft.size,
         same_file=False,
+        equal_tokens=max(0, target.size - unequal),
         ordinary_differences=tuple(ordinary),
         ordinary_difference_count=count,
-        added_differences=_added(target, draft),
+        added_differences=added,
         rule_differences=rules,
         sample_differs_at=differs_at,
         not_encoded=not_encoded,

@@ -79,13 +79,17 @@ def test_a_good_pair(pair: Path) -> None:
     # A machine with neither engine nor GPU says so, and nothing else.
     done = check(str(config(pair)), "--skip", "vram-not-checked")
     assert (done.returncode, done.stderr) == (0, "[]\n")
-    assert done.stdout == f"OK {pair}/target + {pair}/draft (draft_model)\n"
+    *work, last = done.stdout.splitlines()
+    assert last.startswith(f"OK {pair}/target + {pair}/draft (draft_model)")
+    assert {line.split("  ")[0] for line in work} <= {"proven", "not checked", "price", "next"}
+    assert any("vocabulary: 320 of 320 tokens equal" in line for line in work)
     report = json.loads(check(str(config(pair)), "--format", "json").stdout)
     assert report["ok"] is True
     assert [f for f in report["findings"] if f["severity"] != "info"] == []
     assert report["pair"]["vocabulary"]["relation"] == "identical"
     assert report["pair"]["draft"]["kind"] == "draft_model"
-    assert set(report) == {"ok", "judged_for", "findings", "pair", "vram"}
+    assert {"ok", "findings", "pair", "vram", "verdicts", "engine", "memory"} <= set(report)
+    assert report["verdicts"]["pair"] == "fits"
     assert report["vram"]["kv_bytes_per_token"] > 0
 
 

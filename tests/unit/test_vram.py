@@ -340,19 +340,46 @@ def test_few_requests_are_named_with_and_without_the_draft() -> None:
     assert "without the draft" in only(of_plan(made), "low-concurrency").message
 
 
-def test_an_unknown_architecture_is_planned_with_what_is_known() -> None:
-    """No crash and no silent zero: what was assumed is in the plan and among the findings."""
+def test_an_unknown_architecture_is_no_fit_and_no_refusal() -> None:
+    """No crash and no silent zero: what is unknown is in the plan and a finding of its own."""
     made = plan(H100, draft=False, target={"model_type": "mystery"}, speculation={"enabled": False})
     assert made.confidence == "assumed"
-    assert len(made.assumed) == 2
-    assert [f.code for f in of_plan(made) if f.severity == "info"].count("vram-assumed") == 2
+    assert made.fits is None
+    assert [size.part for size in made.unknown] == ["target weights", "KV cache"]
+    assert made.as_dict()["max_concurrency"]["requests"] is None
+    assert only(of_plan(made), "size-unknown").severity == "error"
+    assert "target weights  unknown" in vram_text.render(made)
+    assert vram_text.conclusion(made) == (
+        "memory: cannot say whether it fits: unknown size of target weights and KV cache"
+    )
 
 
-def test_an_assumed_kv_cache_refuses_nobody() -> None:
-    """Layers of an unknown kind may cost less than was assumed: only the known terms refuse."""
+def test_an_unknown_size_without_hardware_is_a_note() -> None:
+    """Where there is no GPU to fit on, nobody waits for the verdict."""
+    made = plan(devices=None, draft=False, target={"model_type": "mystery"},
+                speculation={"enabled": False})  # fmt: skip
+    assert only(of_plan(made), "size-unknown").severity == "info"
+    assert only(of_plan(made), "vram-not-checked").severity == "info"
+
+
+def test_what_is_known_and_too_large_is_refused_whatever_is_unknown() -> None:
+    """The known terms are a lower bound: a target of 15 GiB is too large for a T4 without its draft."""
+    body = {"models": {"target_model": {"path": "target"}, "draft_model": {"path": "draft"}},
+            "hardware": {"gpu_name": "NVIDIA T4"}}  # fmt: skip
+    draft = ModelFacts("draft", {"model_type": "mystery"})
+    made = vram.plan(Settings.model_validate(body), ModelFacts("target", QWEN3_8B), draft)
+    assert {size.part for size in made.unknown} == {"draft weights", "KV cache"}
+    assert made.fits is False
+    assert "size-unknown" not in {f.code for f in of_plan(made)}
+
+
+def test_an_assumed_kv_cache_refuses_nobody_and_fits_nobody() -> None:
+    """Layers of an unknown kind may cost less than was assumed: only the known terms refuse, and what
+    fits only if they do is no fit."""
     odd = {**QWEN3_8B, "layer_types": ["hyena"]}
     alone: dict[str, Any] = {"draft": False, "speculation": {"enabled": False}}
-    assert plan(RTX_4090, target=odd, engine={"max_model_len": 40960}, **alone).fits
+    assert plan(RTX_4090, target=odd, engine={"max_model_len": 40960}, **alone).fits is None
+    assert plan(RTX_4090, target=odd, engine={"max_model_len": 4096}, **alone).fits
     assert plan({"gpu_name": "NVIDIA T4"}, target=odd, **alone).fits is False
 
 

@@ -262,8 +262,9 @@ def test_an_unknown_architecture_says_what_it_assumes() -> None:
     found = weights.of_model(ModelFacts("t", config, total_size_bytes=10**9), shape(config, tp=2))
     assert found.stage_bytes == (505_000_000,)
     assert found.assumed
+    assert found.unknown is None
     nothing = weights.of_model(ModelFacts("t", config), shape(config))
-    assert nothing.assumed == ("weights: unknown size, counted as 0; pull the checkpoint",)
+    assert nothing.unknown
 
 
 def test_parameters_counted_from_a_config_are_the_checkpoints() -> None:
