@@ -185,6 +185,10 @@ PAIR_CODES: Mapping[str, tuple[str, str]] = {
         "A draft head is configured as method draft_model.",
         "Set the method that the head is for.",
     ),
+    "head-as-target": (
+        "A draft head is configured as the model to serve.",
+        "Serve the model that it was trained for, with the head as its draft.",
+    ),
     "model-as-head": (
         "A whole language model is configured as a head.",
         "Set method: draft_model.",

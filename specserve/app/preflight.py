@@ -48,7 +48,9 @@ _WRONG_KIND = {"head-as-model", "model-as-head", "head-kind", "mtp-modules-missi
 _SAID_BY = {
     "method-mismatch": _WRONG_KIND,
     "known-bad-m-rope-draft": {"draft-mrope"},
-    "does-not-fit": {"tp-divisible"},
+    "does-not-fit": {"tp-divisible", "head-as-target"},
+    "architecture-unsupported": {"head-as-target"},
+    "architecture-fallback": {"head-as-target"},
 }
 """Code -> codes that say the same with its cause."""
 
@@ -426,6 +428,10 @@ def _checkpoints(
     compare: bool,
 ) -> vocabulary.Verdict:
     found: list[Finding] = []
+    if target is not None:
+        misplaced = heads.as_target(target)
+        if misplaced is not None:  # whatever else is odd about it follows from that
+            return vocabulary.Verdict((misplaced,))
     roles = tuple(_roles(settings, target, draft))
     found += consistency.tensor_parallel(roles)
     for role in roles:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from specserve.checkpoint.facts import ASSISTANTS, ModelFacts
 from specserve.config.schema import Settings
@@ -71,6 +72,8 @@ def _kind_by_tensors(facts: ModelFacts, named_eagle: bool) -> str | None:
     return None
 
 
+_HEADS = frozenset({"eagle", "eagle3", "medusa", "mlp_speculator", "dflash", "dspark"})
+"""Kinds of checkpoints that are nothing without a target. An MTP module may live in the target."""
 _NAMES = {
     "draft_model": "a whole language model",
     "eagle": "an EAGLE head",
@@ -140,6 +143,36 @@ def _wrong_kind(method: str, kind: str | None) -> Finding | None:
         f"the draft is {_NAMES[kind]}; method {method} needs {_NAMES.get(method, 'its own head')}"
     )
     return Finding("head-kind", "error", where, message, fix, changes)
+
+
+def as_target(target: ModelFacts) -> Finding | None:
+    """A head that is configured as the model to serve. vLLM unwraps speculators' format and serves
+    the model that it names, with the head; of what that would be nothing has been checked.
+    """
+    kind = kind_of(replace(target, tensors=None))
+    speculators = "speculators_model_type" in target.config
+    if kind not in _HEADS and not speculators:
+        return None
+    where = "models.target_model.path"
+    what = _NAMES.get(kind or "", "a draft head")
+    model = _trained_for(target)
+    said = f"this is {what}, not a model that generates text by itself"
+    fix = "set models.target_model.path to the model that the head was trained for"
+    if model is not None:
+        said = f"this is {what} for {model}, not a model that generates text by itself"
+        fix = f"set models.target_model.path: {model}"
+    fix += f" and models.draft_model.path: {target.path}"
+    return Finding("head-as-target", "error", where, said, fix)
+
+
+def _trained_for(head: ModelFacts) -> str | None:
+    """The model that a head names as its own target."""
+    section = head.config.get("speculators_config")
+    if isinstance(section, Mapping):
+        verifier = section.get("verifier")
+        if isinstance(verifier, Mapping) and isinstance(verifier.get("name_or_path"), str):
+            return str(verifier["name_or_path"]) or None
+    return _base_model(head)
 
 
 def _speculators(settings: Settings, target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:

@@ -167,3 +167,35 @@ def test_a_block_inside_the_target_is_a_limit(
     loaded = write(tmp_path, V4, None, f"method: dspark, num_speculative_tokens: {tokens}")
     verdict = pair_findings(loaded.settings, ModelFacts("target", V4), None)
     assert [f.code for f in verdict.findings if f.code == "head-block-size"] == codes
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (
+            {**SPECULATORS, "speculators_config": {"verifier": {"name_or_path": "Qwen/Qwen3-32B"}}},
+            "this is an EAGLE3 head for Qwen/Qwen3-32B",
+        ),
+        (SPECULATORS, "this is an EAGLE3 head, not a model"),
+        (
+            {"architectures": ["MedusaModel"], "model_type": "medusa"},
+            "this is a set of Medusa heads",
+        ),
+        (LLAMA, None),
+        (V4, None),
+        (QWEN_MTP, None),
+    ],
+)
+def test_a_head_is_no_target(tmp_path: Path, config: Config, said: str | None) -> None:
+    """A head in the target's place is named, with what to write where."""
+    loaded = write(tmp_path, config, None, "enabled: false")
+    path = str(tmp_path / "target")
+    verdict = pair_findings(loaded.settings, ModelFacts(path, config), None)
+    found = [f for f in verdict.findings if f.code == "head-as-target"]
+    if said is None:
+        assert found == []
+    else:
+        assert said in found[0].message
+        assert f"models.draft_model.path: {path}" in str(found[0].fix)
+    if said is not None and "Qwen" in said:
+        assert "set models.target_model.path: Qwen/Qwen3-32B" in str(found[0].fix)
