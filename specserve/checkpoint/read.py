@@ -180,7 +180,7 @@ def _config(source: Source, sizes: Mapping[str, int]) -> tuple[Config, list[Find
     if name == mistral.PARAMS:
         config = mistral.config_of(config)
     config = with_quant_file(config, separate)
-    return config, [*problems, *_config_faults(f"{where}/{name}", config)]
+    return config, [*problems, *config_faults(f"{where}/{name}", config)]
 
 
 def index_file(sizes: Mapping[str, int]) -> str:
@@ -190,7 +190,7 @@ def index_file(sizes: Mapping[str, int]) -> str:
     return INDEX
 
 
-def _config_faults(place: str, config: Config) -> Iterator[Finding]:
+def config_faults(place: str, config: Config) -> Iterator[Finding]:
     """Counts that are no counts. What reads the config later may rely on them."""
     fix = f"restore the original {PurePosixPath(place).name}"
     for prefix, section in _sections(config, "", 0):

@@ -152,7 +152,7 @@ def of_section(section: Config, config: Config | None = None) -> Quantization:
     method = str(section.get("quant_method") or "").lower()
     patterns = _Patterns.of(exceptions(section))
     named = _named(section.get("quantized_layers"))
-    usual: Scheme | None = _scheme(section, method)
+    usual = _scheme(section, method)
     experts = None
     if config is not None and _experts_in_fp4(section, config, method):
         experts = Scheme(4, 64)
@@ -164,14 +164,12 @@ def of_section(section: Config, config: Config | None = None) -> Quantization:
         return Quantization(Scheme(4, 64, mxfp4=True), patterns, experts_only=True)
     if method in {"experts_int8", "moe_wna16"}:
         return Quantization(usual, patterns, experts_only=True)
-    groups = tuple(_groups(section.get("config_groups")))
-    if groups:
-        usual = None
-        for targets, scheme in groups:
-            if not targets.names and not targets.by_layer:
-                usual = scheme
-        groups = tuple(g for g in groups if g[0].names or g[0].by_layer)
-    return Quantization(usual, patterns, groups=groups, experts=experts)
+    groups = tuple(_groups(section.get("config_groups"), usual))
+    if not groups:
+        return Quantization(usual, patterns, experts=experts)
+    of_all = [scheme for targets, scheme in groups if not targets.names and not targets.by_layer]
+    of_some = tuple(g for g in groups if g[0].names or g[0].by_layer)
+    return Quantization(next(iter(of_all), None), patterns, groups=of_some, experts=experts)
 
 
 def exceptions(section: Config) -> Iterator[str]:
@@ -307,12 +305,12 @@ def _scheme(section: Config, method: str) -> Scheme:
 
 def _grouped(section: Config, bits: int) -> Scheme:
     group = first_int(section, "group_size") or 0
-    if section.get("type") == "float" and bits == 4:  # 8-bit scales
-        return Scheme(bits, 2 * group)
+    if section.get("type") == "float" and bits == 4:  # 8-bit scales, NVFP4's for 16 weights
+        return Scheme(bits, 2 * (group or 16))
     return Scheme(bits, group)
 
 
-def _groups(groups: JsonValue) -> Iterator[tuple[_Patterns, Scheme]]:
+def _groups(groups: JsonValue, usual: Scheme) -> Iterator[tuple[_Patterns, Scheme]]:
     """compressed-tensors: what each group is for (nothing: every linear layer), and its scheme."""
     if not isinstance(groups, Mapping):
         return
@@ -322,12 +320,15 @@ def _groups(groups: JsonValue) -> Iterator[tuple[_Patterns, Scheme]]:
         weights = group.get("weights")
         if not isinstance(weights, Mapping):
             continue
-        bits = first_int(weights, "num_bits") or 8
+        bits = first_int(weights, "num_bits")
+        scheme = usual
+        if bits is not None:
+            scheme = _grouped(weights, bits)
         targets = group.get("targets")
         names = [t for t in targets if isinstance(t, str)] if isinstance(targets, list) else []
         if "Linear" in names:
             names = []
-        yield _Patterns.of(iter(names)), _grouped(weights, bits)
+        yield _Patterns.of(iter(names)), scheme
 
 
 def _experts_in_fp4(section: Config, config: Config, method: str) -> bool:

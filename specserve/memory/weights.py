@@ -17,7 +17,7 @@ from specserve.checkpoint.context import rope_parameters
 from specserve.checkpoint.facts import ModelFacts
 from specserve.checkpoint.fields import Config, first_int, is_tied
 from specserve.checkpoint.safetensors import DTYPE_BITS, TensorFacts
-from specserve.memory import parameters
+from specserve.memory import parameters, required
 from specserve.memory.deployment import Shape
 from specserve.memory.layers import head_geometry, is_mla
 from specserve.memory.placement import Place, Split, place, stage_of, stages
@@ -77,7 +77,11 @@ def of_model(
     if facts.tensors:
         staged, mtp = _loaded(facts.tensors, facts, shape, split, pp, online=online)
         return Weights(staged, "safetensors headers", mtp)
-    if computed := parameters.of_config(facts.config, config):
+    lacking = required.missing(facts.config, config)
+    computed = None
+    if not lacking:
+        computed = parameters.of_config(facts.config, config)
+    if computed:
         staged, mtp = _loaded(computed, facts, shape, split, pp, online=online)
         if not total:
             assumed = ("weights: counted from config.json, no header was at hand",)

@@ -25,11 +25,12 @@ from specserve.checkpoint.quantization import kv_cache_dtype, with_quant_file
 from specserve.checkpoint.read import read
 from specserve.config.schema import Settings
 from specserve.memory import layers as cache_layers
-from specserve.memory import parameters
+from specserve.memory import parameters, required
 from specserve.memory.blocks import blocks
 from specserve.memory.plan import plan
 from specserve.memory.result import MemoryPlan
 from specserve.pair import heads, mtp
+from tests import damaged
 
 DATA = Path(__file__).parents[1] / "data" / "model_configs.jsonl"
 ROUNDED = {
@@ -313,3 +314,37 @@ def test_a_vision_model_in_mistrals_format_is_nested() -> None:
     facts = ModelFacts("m", config_of({"n_layers": 2, "vision_encoder": {"hidden_size": 8}}))
     assert facts.text_config["num_hidden_layers"] == 2
     assert facts.config["vision_config"]["hidden_size"] == 8
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_damaged_config_never_raises_and_never_fits_for_want_of_a_field(seed: int) -> None:
+    """A slice of scripts/fuzz-configs: fields removed or spoilt anywhere in public configs."""
+    assert list(damaged.run(seed, 60)) == []
+
+
+@pytest.mark.parametrize("model", everything().values(), ids=lambda model: model.id)
+def test_a_public_config_lacks_nothing(model: Public) -> None:
+    """What is required is what every real config of its family has."""
+    assert required.missing(model.facts.config, model.facts.text_config) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("Qwen/Qwen3-32B", "num_key_value_heads"),
+        ("Qwen/Qwen3-0.6B", "head_dim"),
+        ("meta-llama/Meta-Llama-3.1-70B", "intermediate_size"),
+        ("deepseek-ai/DeepSeek-V3.2", "n_routed_experts"),
+        ("deepseek-ai/DeepSeek-V3.2", "kv_lora_rank"),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "hybrid_override_pattern"),
+        ("nvidia/Llama-3_3-Nemotron-Super-49B-v1", "block_configs"),
+        ("MiniMaxAI/MiniMax-M2.5", "num_local_experts"),
+    ],
+)
+def test_a_size_that_needs_a_missing_field_is_unknown(name: str, field: str) -> None:
+    """No default is put in its place: the weights' size is unknown, and that is said."""
+    config = {key: value for key, value in everything()[name].facts.config.items() if key != field}
+    facts = ModelFacts("t", config)
+    assert required.missing(config, facts.text_config)
+    made = plan(Settings.model_validate({"models": {"target_model": {"path": "t"}}}), facts)
+    assert made.terms[0].source == "unknown"
