@@ -22,7 +22,7 @@ from specserve.engine.command import args
 from specserve.engine.http import metrics
 from specserve.engine.http.client import EngineError, own_client
 from specserve.engine.inside import repairs
-from specserve.engine.output import logs
+from specserve.engine.output import logs, stated
 from specserve.errors import ConfigError, EngineStartError
 from specserve.supervise import leftovers, ports
 from specserve.supervise.child import Child
@@ -121,6 +121,8 @@ class _Run:
         self._record: Path | None = None
         self._canary_result: CanaryResult | None = None
         self._said = logs.EngineReport()
+        self._statement: str | None = None
+        self._held: tuple[stated.Held, ...] = ()
         self._reconciliation: dict[str, JsonValue] | None = None
         self._repairs: tuple[str, ...] = ()
         self._sidecar: Watch | None = None
@@ -179,6 +181,7 @@ class _Run:
             command=args.public_line(launch.command),
             plan=plan,
             reported=self._said,
+            held=self._held,
             reconciliation=self._reconciliation,
             canary=self._canary_result,
             repairs=self._repairs,
@@ -186,6 +189,7 @@ class _Run:
         )
 
     def _spawn(self) -> Child:
+        self._statement = None
         self._phases, self._started = ["starting"], time.monotonic()
         self._seen, self._served = LastSeen(self._launch.log), False
         self._tell()
@@ -214,6 +218,8 @@ class _Run:
     def _line(self, raw: str) -> None:
         """One line of the engine's output; called in the thread that drains it."""
         line = self._log.write(raw)
+        if self._statement is None and stated.is_statement(line):
+            self._statement = line  # kept here: progress bars may push it out of the last lines
         warning = self._warnings.of(line)
         if warning:
             # An engine that is told to end complains of being ended; the log has it.
@@ -329,6 +335,10 @@ class _Run:
             if self._supervisor.child is not None:
                 lines = self._supervisor.child.lines()
             self._said, self._repairs = logs.read_report(lines), repairs.applied_in(lines)
+            statement = stated.read([self._statement or ""])
+            self._held = stated.hold(
+                self._launch.settings, statement, self._said.attention_backends
+            )
             if self._follows:
                 self._report.note(follows(self._launch.settings))
             else:
@@ -382,6 +392,8 @@ class _Run:
             ready_seconds=time.monotonic() - self._started,
             sidecar_url=sidecar_url,
             log=self._launch.log,
+            as_asked=stated.summary(self._held) or None,
+            differences=tuple(held.warning for held in self._held if held.warning is not None),
         )
 
     def _gone(self, child: Child) -> None:

@@ -313,6 +313,8 @@ def block(serving: Serving) -> str:
         ("time to ready", duration(serving.ready_seconds)),
         ("sidecar", serving.sidecar_url),
         ("engine log", serving.log),
+        ("as asked", serving.as_asked),
+        *(("Warning", difference) for difference in serving.differences),
     ]
     return "\n".join(
         ["Ready", *(f"  {name:<22}  {value}" for name, value in rows if value is not None)]

@@ -135,6 +135,7 @@ def _head(found: StatusJson) -> RenderableType:
         if result:
             rows.append((name, _checked(result)))
     rows += _planned(found["plan_against_actual"])
+    rows += _differing(found.get("asked_against_stated", []))
     rows.append(("condition", found["condition"]))
     head = Table.grid(padding=(0, 2))
     for name, text in rows:
@@ -174,6 +175,15 @@ def _planned(against: Mapping[str, JsonValue] | None) -> list[tuple[str, str]]:
             return [("KV cache", text)]
         case _:
             return []
+
+
+def _differing(held: list[dict[str, JsonValue]]) -> list[tuple[str, str]]:
+    """What the engine runs otherwise than it was asked to."""
+    return [
+        ("not as asked", f"{one['key']}: asked {one['asked']}, the engine says {one['said']}")
+        for one in held
+        if one.get("verdict") == "different"
+    ]
 
 
 def _numbers(found: StatusJson) -> RenderableType:

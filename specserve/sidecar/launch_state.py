@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from specserve.engine.canary.run import CanaryResult
 from specserve.engine.output.logs import EngineReport
+from specserve.engine.output.stated import Held
 from specserve.sidecar.probe import Context
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ class LaunchState:
     plan: Mapping[str, JsonValue] | None = None
     """The memory plan, as JSON: this room knows nothing of memory."""
     reported: EngineReport = field(default_factory=EngineReport)
+    held: tuple[Held, ...] = ()
+    """What was asked for against what the engine states in its log."""
     reconciliation: Mapping[str, JsonValue] | None = None
     """Plan against report, as JSON."""
     canary: CanaryResult | None = None

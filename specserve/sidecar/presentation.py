@@ -62,6 +62,7 @@ class StatusJson(TypedDict):
     plan: Mapping[str, JsonValue] | None
     actual: dict[str, JsonValue]
     plan_against_actual: Mapping[str, JsonValue] | None
+    asked_against_stated: NotRequired[list[dict[str, JsonValue]]]
     canary: CanaryJson | None
     comparison: CanaryJson | None
     repairs: list[str]

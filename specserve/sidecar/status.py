@@ -53,6 +53,7 @@ def build(
         "plan": state.plan,
         "actual": _actual(readings, state),
         "plan_against_actual": state.reconciliation,
+        "asked_against_stated": [held.as_dict() for held in state.held],
         "canary": _canary(state.canary),
         "comparison": _canary(state.comparison),
         "repairs": list(state.repairs),

@@ -22,6 +22,10 @@ class Serving:
     ready_seconds: float
     sidecar_url: str | None
     log: Path
+    as_asked: str | None = None
+    """What the engine states as it was asked for, and what of it was not seen in its log."""
+    differences: tuple[str, ...] = ()
+    """Where the engine states something else than it was asked for."""
 
 
 def _silent(*_: object) -> None:
