@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 DRAIN_MARGIN_SECONDS = 10.0
 """On top of the engine's own drain time: after its last request it still frees the GPU."""
 
+FIRST_LOOK_SECONDS = 1.0
+"""The longest that the stop signal waits for a count of what runs; it takes milliseconds."""
 DRAIN_LOOK_SECONDS = 0.1
 """Between two looks at what still runs."""
 
@@ -109,7 +112,8 @@ class _Run:
         )
         self._said_unseen = False
         self._drained = Drained()
-        self._is_draining = False
+        self._drain: threading.Thread | None = None
+        self._first_look = threading.Event()
         self._follows = settings.engine.node_rank > 0
         hooks = Hooks(self._spawn, self._check_ready, self._check_alive, self._changed, self._gone)
         self._limits = limits(settings)
@@ -302,20 +306,25 @@ class _Run:
         return None
 
     def _watch_drain(self, child: Child) -> None:
-        """Count what still runs, for as long as it answers."""
+        """Count what still runs, for as long as it answers; the first time before the signal."""
+        self._look_at_drain(0.0)
         began = time.monotonic()
+        self._first_look.set()
         while child.poll() is None:
-            with suppress(EngineError, metrics.MetricsError):
-                # In this order: a core that has ended with nothing left to do is not dead.
-                is_alive = self._client.health(timeout=HEALTH_SECONDS)
-                text = self._client.metrics_text(timeout=HEALTH_SECONDS)
-                seconds = time.monotonic() - began
-                seen = metrics.parse(text, at_seconds=time.monotonic())
-                running = seen.total("running")
-                if running is not None:
-                    unfinished = round(running + (seen.total("waiting") or 0))
-                    self._drained = Drained(unfinished, not is_alive, seconds)
             time.sleep(DRAIN_LOOK_SECONDS)
+            self._look_at_drain(time.monotonic() - began)
+        self._drained = replace(self._drained, ended_seconds=time.monotonic() - began)
+
+    def _look_at_drain(self, seconds: float) -> None:
+        with suppress(EngineError, metrics.MetricsError):
+            # In this order: a core that has ended with nothing left to do is not dead.
+            is_alive = self._client.health(timeout=HEALTH_SECONDS)
+            text = self._client.metrics_text(timeout=HEALTH_SECONDS)
+            seen = metrics.parse(text, at_seconds=time.monotonic())
+            running = seen.total("running")
+            if running is not None:
+                unfinished = round(running + (seen.total("waiting") or 0))
+                self._drained = Drained(unfinished, not is_alive, seconds)
 
     def _changed(self, machine: Lifecycle, reason: str) -> None:
         _log.debug("%s: %s", machine.state, reason)
@@ -323,11 +332,12 @@ class _Run:
             machine.state is EngineState.STOPPING and machine.stopped_from is EngineState.RUNNING
         )
         child = self._supervisor.child
-        if drains and child is not None and not self._is_draining and not self._follows:
-            self._is_draining = True
-            threading.Thread(
+        if drains and child is not None and self._drain is None and not self._follows:
+            self._drain = threading.Thread(
                 target=self._watch_drain, args=(child,), name="drain", daemon=True
-            ).start()
+            )
+            self._drain.start()
+            self._first_look.wait(FIRST_LOOK_SECONDS)
         self._report.changed(machine.state, reason)
         if machine.state is EngineState.RUNNING:
             self._served = True
@@ -397,6 +407,8 @@ class _Run:
         )
 
     def _gone(self, child: Child) -> None:
+        if self._drain is not None:
+            self._drain.join(FIRST_LOOK_SECONDS)
         self._seen = LastSeen(
             self._launch.log,
             self._phases[-1],

@@ -96,7 +96,7 @@ class Child:
         run = uuid.uuid4().hex
         env = {**env, RUN_VARIABLE: run}
         command = list(argv)
-        if tied:
+        if tied and sys.executable:  # which is empty in a program that embeds Python
             command = _tied(argv, env)
         self._process = subprocess.Popen(
             command,
@@ -114,7 +114,8 @@ class Child:
             started = facts.started
         output = self._process.stdout
         assert output is not None
-        self.session = EngineSession(run, self.pid, started, os.fstat(output.fileno()).st_ino)
+        inode = os.fstat(output.fileno()).st_ino
+        self.session = EngineSession(run, self.pid, started, inode, is_child=True)
         self._tail = LastLines()
         self._sink = sink
         self._reader = threading.Thread(target=self._drain, name="engine-output", daemon=True)

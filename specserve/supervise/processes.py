@@ -99,6 +99,9 @@ class EngineSession:
     """When the leader started, in ticks; None where /proc cannot be read."""
     output: int | None = None
     """The inode of the pipe that it writes to."""
+    is_child: bool = False
+    """We started it ourselves: then the leader's pid and start are proof enough. In a record they
+    are a claim."""
 
     def members(self) -> tuple[int, ...]:
         """Living processes that are proven to be ours, by pid."""
@@ -114,7 +117,9 @@ class EngineSession:
             if facts.started >= self.started and facts.pid != os.getpid()
         ]
         inside = [facts for facts in later if facts.session == self.leader]
-        is_proven = any(self._is_leader(facts) or self._marked(facts.pid) for facts in inside)
+        is_proven = any(self._marked(facts.pid) for facts in inside)
+        if self.is_child and not is_proven:
+            is_proven = any(self._is_leader(facts) for facts in inside)
         # A descendant may have made a session of its own.
         outside = [
             facts

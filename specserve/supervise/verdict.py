@@ -12,6 +12,8 @@ from specserve.supervise.child import exit_cause
 from specserve.supervise.state import EngineState, Lifecycle, Limits
 
 TAIL_LINES = 20
+AT_ONCE_SECONDS = 0.2
+"""No engine lets requests finish, frees its memory and ends in so short a time."""
 LAST_LOOK_SECONDS = 0.5
 """A request that was seen so shortly before the engine's time was up, and the engine has ended:
 it was cut off."""
@@ -29,6 +31,8 @@ class Drained:
     """/health returned an error: its API process lived on without the part that computes."""
     seconds: float = 0.0
     """From the stop signal to that look."""
+    ended_seconds: float | None = None
+    """From the stop signal to its end; None when that was not seen."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,9 @@ def _require_drained(seen: LastSeen, limits: Limits, cut: str) -> None:
             what = "its engine core died while it drained (/health returned an error)"
     elif drained.unfinished is None:
         return
-    elif drained.seconds >= limits.engine_drain_seconds - LAST_LOOK_SECONDS:
+    elif drained.ended_seconds is not None and drained.ended_seconds < AT_ONCE_SECONDS:
+        what = "ended at once, without draining"
+    elif drained.seconds >= max(limits.engine_drain_seconds - LAST_LOOK_SECONDS, AT_ONCE_SECONDS):
         what = f"gave up after {limits.engine_drain_seconds:g} s of draining"
         fix = "raise engine.drain_timeout_seconds"
     elif status > 0:

@@ -16,6 +16,7 @@ import psutil
 import pytest
 import requests
 
+from specserve.supervise import leftovers
 from tests.engine.conftest import QUICKSTART
 
 PROMPT = "def add(first, second):\n    return first"
@@ -230,3 +231,30 @@ def test_an_interrupt_while_the_model_loads_leaves_nothing(launch):
     assert server.process.wait(60) == 130
     assert "before the engine was ready" in server.log()
     assert engine.members() == []
+
+
+def test_an_engine_whose_specserve_is_killed_drains_and_leaves_nothing(launch):
+    """kill -9 of specserve: the kernel tells vLLM's API process, which ends its core and workers;
+    they are grandchildren, whom no such signal reaches."""
+    server = launch("tiny-pair.yaml sidecar.enabled=false")
+    engine = Engine(server)
+    assert len(engine.members()) > 2
+    server.process.kill()
+    wait_until(lambda: engine.members() == [], 60)
+
+
+def test_what_is_left_of_an_engine_is_found_by_its_output(launch, tmp_path, monkeypatch):
+    """specserve and the API process are killed at once: the core, whose title has overwritten its
+    environment, is still proven to be this engine's. (Reaping is tried in a pid namespace of its own.)"""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    server = launch("tiny-pair.yaml sidecar.enabled=false")
+    engine = Engine(server)
+    core = engine.core()
+    core.suspend()  # else it may notice and end by itself
+    server.process.kill()
+    engine.leader.kill()
+    server.process.wait()
+    (leftover,) = leftovers.find(leftovers.folders(os.environ).run)
+    assert core.pid in leftover.pids
+    assert set(leftover.pids) == set(engine.members())
+    core.kill()

@@ -95,6 +95,7 @@ def strangers(tmp_path):
     leader.stdout.close()
     yield leader.pid, job
     job.kill()
+    wait_until(lambda: started_at(job.pid) is None)
 
 
 @pytest.mark.parametrize("boot", ["of today", "of another day"])
@@ -144,6 +145,18 @@ time.sleep(0.3)
     assert len(leftover.pids) == 2
     assert leftover.reap() == ()
     assert child.session.members() == ()
+
+
+def test_a_record_that_fits_a_strangers_session_in_all_but_the_run_ends_nothing(orphan, tmp_path):
+    """Pid, start and boot are those of a living process, and none of its processes is the run's."""
+    argv = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+    stranger = subprocess.Popen(argv, stdout=subprocess.DEVNULL, start_new_session=True)
+    values = {"session": stranger.pid, "session_started": started_at(stranger.pid)}
+    changed(orphan, **values, run="0" * 32).write(tmp_path)
+    assert require_clean(tmp_path, {}, reap=True) == []
+    assert stranger.poll() is None
+    stranger.kill()
+    stranger.wait()
 
 
 def test_records_of_another_machine_stay(orphan, tmp_path):

@@ -60,6 +60,7 @@ def test_a_drain_that_cut_nothing_off_says_nothing(status, drained):
         (-11, Drained(None), f"was killed by SIGSEGV while it drained; {UNKNOWN}"),
         (1, Drained(1), "exited with status 1 while it drained; 1 running request was cut off"),
         (0, Drained(4, seconds=59.9), f"gave up after 60 s of draining; 4 {CUT}"),
+        (0, Drained(2, ended_seconds=0.1), f"ended at once, without draining; 2 {CUT}"),
         (
             0,
             Drained(4, is_core_dead=True),
