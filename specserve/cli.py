@@ -20,6 +20,7 @@ from specserve.commands import (
     check,
     config,
     gpus,
+    init,
     launch,
     models,
     plan,
@@ -78,6 +79,7 @@ def program(context: click.Context, debug: bool) -> None:
 
 
 COMMANDS = (
+    init.init,
     check.check,
     plan.plan,
     launch.launch,
