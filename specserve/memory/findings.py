@@ -97,7 +97,10 @@ def _error(plan: MemoryPlan, gpu: GpuPlan) -> list[Finding]:
                 f"than "
                 f"{shape.utilization:.2f} of {gib(total)} free"
             )
-            changes = (Change(_UTILIZATION, int(free / total * 100) / 100),)
+            startable = int(free / total * 100) / 100
+            # What the start takes outside the budget must be free beside their memory too.
+            share_left = min(startable, _safe_utilization(plan, busiest))
+            changes = (Change(_UTILIZATION, share_left),)
             fix = f"{_STOP}, or {changes[0]}, or less"
         case "headroom":
             gpu = min(plan.gpus, key=_outside)

@@ -15,13 +15,29 @@ import yaml
 
 from specserve.checkpoint.facts import ModelFacts
 from specserve.config.load import load
+from specserve.config.schema import Settings
 from specserve.config.speculation import NEEDS_DRAFT, WITHOUT_DRAFT
 from specserve.engine.installed.introspect import EngineFacts
 from specserve.engine.installed.known_bad import entries
 from specserve.errors import Change, ConfigError, Problem
 from specserve.findings import Finding
+from specserve.gpu.devices import Device
+from specserve.memory import plan as memory
+from specserve.memory.findings import of_plan
+from specserve.units import GIB
 from tests.pairs import PAIRS, Pair
-from tests.scenarios import CPU, GPU, Scenario, edited, known_bad_cases, merged, situation
+from tests.scenarios import (
+    CPU,
+    DRAFT,
+    GPU,
+    LLAMA,
+    Scenario,
+    edited,
+    known_bad_cases,
+    merged,
+    situation,
+)
+from tests.scenarios import engine as of_version
 from tests.unit.test_pairs import TYPES
 
 KNOWN_BAD = {name: situation(case["fires"]) for name, case in known_bad_cases().items()}
@@ -365,3 +381,43 @@ def test_a_fix_that_reads_as_an_edit_is_one(tmp_path: Path) -> None:
             assert finding.code in LEFT_TO_THE_READER, (name, finding.code, fix)
     assert {entry.code for entry in entries() if entry.change} <= codes
     assert len(codes) >= 65
+
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = sorted(
+    [*(ROOT / "configs").glob("*.yaml"), *(ROOT / "tests/data/golden/argv").glob("*.yaml")]
+)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda p: f"{p.parent.name}-{p.stem}")
+@pytest.mark.parametrize("version", ["0.28.0", "0.32.0"])
+def test_remedies_of_shipped_configs(path: Path, version: str, tmp_path: Path) -> None:
+    """The configs that we ship and record, on a hybrid mixture of experts, the target with most known defects."""
+    config = yaml.safe_load(re.sub(r"\$\{[^}]*\}", "x", path.read_text(encoding="utf-8")))
+    target = ModelFacts("/m/target", LLAMA | {"num_experts": 64, "full_attention_interval": 4})
+    draft = ModelFacts("/m/draft", DRAFT)
+    scenario = Scenario(path.stem, config, target, draft, of_version(version))
+    if not any(problem.fix is None for problem in problems(config, tmp_path)):
+        assert list(broken(scenario, tmp_path)) == []
+
+
+def test_the_share_that_others_leave_is_one_that_starts() -> None:
+    """Memory that other processes hold refuses; the utilization in the Fix does not."""
+    settings = situation({"method": "ngram", "version": "0.32.0"})
+    busy = Device(0, "GPU-0", "NVIDIA H100 80GB HBM3", 80 * GIB, 30 * GIB, GIB // 2)
+    assert settings.target is not None
+
+    def refusals(config: dict[str, Any]) -> list[Finding]:
+        plan = memory.plan(
+            Settings.model_validate(config),
+            settings.target,
+            None,
+            devices=[busy],
+            engine_version="0.32.0",
+        )
+        return [f for f in of_plan(plan) if f.severity == "error"]
+
+    [refused] = refusals(settings.config)
+    assert refused.code == "other-processes"
+    assert refused.changes
+    assert refusals(edited(settings.config, refused.changes)) == []

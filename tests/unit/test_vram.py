@@ -247,8 +247,8 @@ def test_others_memory_is_shown_and_refuses_when_too_much() -> None:
     refused = plan(devices=[device(used_gib=20)])
     error = only(of_plan(refused), "other-processes")
     assert error.severity == "error"
-    assert (error.fix or "").endswith("set engine.gpu_memory_utilization: 0.74, or less")
-    assert plan(devices=[device(used_gib=20)], engine={"gpu_memory_utilization": 0.74}).fits
+    assert (error.fix or "").endswith("set engine.gpu_memory_utilization: 0.71, or less")
+    assert plan(devices=[device(used_gib=20)], engine={"gpu_memory_utilization": 0.71}).fits
 
 
 def test_who_holds_others_memory_is_named() -> None:
