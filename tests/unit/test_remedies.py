@@ -350,6 +350,7 @@ EDIT = re.compile(
 )
 LEFT_TO_THE_READER = {
     "draft-is-target": "another checkpoint",
+    "head-as-target": "where the head's own model lies",
     "vocab-overlap": "how much overlap is enough",
     "low-concurrency": "how much context requests need",
     "logits-buffer-large": "the batch to speculate for",
