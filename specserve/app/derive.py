@@ -91,8 +91,8 @@ def _read(settings: Settings, role: str, environ: Mapping[str, str]) -> ModelFac
         path, revision = models.draft_model.path, models.draft_model.revision
     try:
         facts = checkpoint.read_config(path, revision=revision, access=access(settings, environ))
+        if role == "target_model":
+            return checkpoint.overridden(facts, settings.engine.flags.mapping("hf-overrides"))
     except CheckpointRefused:
         return None
-    if role == "target_model":
-        return facts.overridden_by(settings.engine.flags.mapping("hf-overrides"))
     return facts

@@ -143,9 +143,12 @@ def read_models(
     """Target, and the draft where a second checkpoint is loaded."""
     models = settings.models
     reached = access(settings, environ)
-    target = checkpoint.read(
-        models.target_model.path, revision=models.target_model.revision, access=reached
-    ).overridden_by(settings.engine.flags.mapping("hf-overrides"))
+    target = checkpoint.overridden(
+        checkpoint.read(
+            models.target_model.path, revision=models.target_model.revision, access=reached
+        ),
+        settings.engine.flags.mapping("hf-overrides"),
+    )
     if models.draft_model is None or not settings.uses_draft_model:
         return target, None
     return target, checkpoint.read(

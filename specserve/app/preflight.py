@@ -355,7 +355,10 @@ def read(
     except CheckpointRefused as refused:
         return None, [_placed(f, role) for f in refused.findings]
     if role == "target_model":
-        facts = facts.overridden_by(settings.engine.flags.mapping("hf-overrides"))
+        try:
+            facts = reading.overridden(facts, settings.engine.flags.mapping("hf-overrides"))
+        except CheckpointRefused as refused:
+            return None, [*refused.findings]
     without = settings.engine.flags.text("load-format") == "dummy"
     found = [
         _placed(f, role) for f in facts.findings if not (without and f.code in _WITHOUT_WEIGHTS)

@@ -9,8 +9,11 @@ import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+from pydantic import JsonValue
 
 from specserve.checkpoint import mistral
 from specserve.checkpoint.access import HubAccess
@@ -188,6 +191,22 @@ def index_file(sizes: Mapping[str, int]) -> str:
     if INDEX not in sizes and mistral.INDEX in sizes:
         return mistral.INDEX
     return INDEX
+
+
+def overridden(facts: ModelFacts, overrides: Mapping[str, JsonValue]) -> ModelFacts:
+    """A checkpoint with vLLM's ``--hf-overrides`` laid over its config. Raises CheckpointRefused
+    where they make it one that no model has.
+    """
+    if not overrides:
+        return facts
+    changed = facts.overridden_by(overrides)
+    found = [
+        replace(fault, where="engine.extra_args.hf-overrides", fix="correct the override")
+        for fault in config_faults(facts.path, changed.config)
+    ]
+    if found:
+        raise CheckpointRefused(found)
+    return changed
 
 
 def config_faults(place: str, config: Config) -> Iterator[Finding]:

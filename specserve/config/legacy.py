@@ -151,6 +151,7 @@ OWN_FLAGS: Mapping[str, str] = {
     "spec_method": f"{_SPEC}.method",
     "spec_model": f"{_DRAFT}.path",
     "spec_tokens": f"{_SPEC}.num_speculative_tokens",
+    "per_request_spec_decode_metrics": f"{_SPEC}.per_request_spec_decode_metrics",
     "hf_token": "models.hub_token_file",
 }
 """vLLM flags that have a key of their own here; setting both would leave two truths."""

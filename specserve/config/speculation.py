@@ -177,6 +177,13 @@ class SpeculativeDecoding(Section):
     disable_padded_drafter_batch: bool | None = Field(
         None, description="Draft only for the sequences that need it."
     )
+    per_request_spec_decode_metrics: Literal["none", "summary", "detailed"] | None = Field(
+        None,
+        description=(
+            "What the answer to each request says of its own drafts; where this vLLM has it, and "
+            "only while speculating."
+        ),
+    )
     extra_config: dict[str, JsonValue] = Field(
         default_factory=dict,
         description="Further keys of vLLM's SpeculativeConfig, passed through.",

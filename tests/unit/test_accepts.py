@@ -359,3 +359,13 @@ def test_each_key_must_fit_a_header(tmp_path: Path) -> None:
     file.write_text("first-key-of-ours\nschl\u00fcssel-von-uns\n")
     with pytest.raises(ConfigError, match="printable ASCII"):
         loaded(tmp_path, NGRAM + f"server: {{api_key_file: {file}}}\n")
+
+
+def test_metrics_of_each_request_come_with_speculation_alone(tmp_path: Path) -> None:
+    """The flag is written while something drafts; vLLM refuses it otherwise."""
+    key = "speculative_decoding.per_request_spec_decode_metrics=summary"
+    made = loaded(tmp_path, NGRAM, key)
+    assert values(made, "--per-request-spec-decode-metrics") == ["summary"]
+    assert [*check_flags(build(made.settings, installed=GPU), ENGINE)] == []
+    alone = loaded(tmp_path, NGRAM, key, "speculative_decoding.enabled=false")
+    assert "--per-request-spec-decode-metrics" not in build(alone.settings, installed=GPU).argv

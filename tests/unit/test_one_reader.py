@@ -20,7 +20,7 @@ from specserve.config.schema import Settings
 from specserve.engine.command.args import build
 from specserve.engine.installed.conditions import Situation, holding
 from specserve.engine.installed.introspect import Installed
-from specserve.errors import ConfigError
+from specserve.errors import ConfigError, PreflightRefused
 from specserve.memory import deployment
 from specserve.memory import plan as memory
 from specserve.pair import consistency, match
@@ -258,6 +258,32 @@ def test_overrides_lie_over_config_json(spelling: dict[str, Any], tmp_path: Path
     assert checked is not None
     assert native_length(checked) == native_length(planned_for) == 65536
     assert list(match.target_length(made, checked, {})) == []
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        {"num_hidden_layers": "many"},
+        {"rope_scaling": "yarn"},
+        {"text_config": 5},
+        {"architectures": "LlamaForCausalLM"},
+        {"vocab_size": 0},
+    ],
+    ids=str,
+)
+def test_an_override_that_no_model_has_is_refused(override: dict[str, Any], tmp_path: Path) -> None:
+    """What a config.json may not say, an override may not say either; it is named by its key."""
+    folder = make.write(tmp_path / "m", make.llama())
+    made = settings({"hf-overrides": override})
+    target = made.models.target_model.model_copy(update={"path": str(folder)})
+    made = made.model_copy(
+        update={"models": made.models.model_copy(update={"target_model": target})}
+    )
+    checked, [finding] = preflight.read(made, "target_model")
+    assert checked is None
+    assert (finding.code, finding.where) == ("config-invalid", "engine.extra_args.hf-overrides")
+    with pytest.raises(PreflightRefused):
+        read_models(made, {})
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["engine.env", "environment"])

@@ -110,6 +110,7 @@ def _flags(settings: Settings, installed: Installed) -> Flags:
     """The flags that keys of the config file write. None means: leave it to vLLM."""
     server, engine, target = settings.server, settings.engine, settings.models.target_model
     spec = speculative_config(settings)
+    requests_say = settings.speculative_decoding.per_request_spec_decode_metrics
     return {
         "served-model-name": list(settings.served_model_names),
         "host": server.host,
@@ -142,6 +143,8 @@ def _flags(settings: Settings, installed: Installed) -> Flags:
         "disable-access-log-for-endpoints": QUIET_PATHS,
         **_nodes(settings),
         "speculative-config": spec,
+        # vLLM refuses it where nothing is drafted.
+        "per-request-spec-decode-metrics": requests_say if spec is not None else None,
     }
 
 
