@@ -233,6 +233,14 @@ PAIR_CODES: Mapping[str, tuple[str, str]] = {
         "lm_head or embedding rows are not what the head's config says.",
         "Restore its config.json.",
     ),
+    "head-reach": (
+        "A pruned vocabulary: the share of the target's tokens that the head can draft.",
+        "Nothing; `check --sample FILE` counts a text.",
+    ),
+    "head-sample": (
+        "The share of a sample's tokens that the head can draft; a warning below 90 %.",
+        "Use a head with a larger vocabulary.",
+    ),
     "head-d2t": (
         (
             "A pruned vocabulary without a d2t table, or with one that is not one-to-one or "

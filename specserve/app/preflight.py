@@ -25,7 +25,7 @@ from specserve.errors import ConfigError, PreflightRefused, Problem
 from specserve.files import read_small
 from specserve.findings import CODES, Finding, Severity, Verdicts
 from specserve.memory.findings import of_plan
-from specserve.pair import consistency, heads, match, mtp, sampling, vocabulary
+from specserve.pair import consistency, heads, match, mtp, reach, sampling, vocabulary
 from specserve.pair.consistency import Role
 from specserve.pair.head_shapes import block, head_of
 
@@ -161,8 +161,11 @@ def run(
     chosen: Chosen | None = None,
     purpose: Purpose = "look",
     progress: integrity.Progress = lambda _name, _n: None,
+    sample: Path | None = None,
 ) -> PreflightReport:
     """Run every check; nothing is raised for what they find. ``skip`` names codes to leave out.
+
+    ``sample`` is a text of which the tokens that a pruned head can draft are counted.
 
     ``chosen`` is the vLLM to judge for; None chooses by the config and what is installed.
     ``purpose`` decides what may stay open: a look takes a folder without weights, a launch takes
@@ -201,6 +204,8 @@ def run(
         )
         engine, unasked = asked.result()
     findings += [*verdict.findings, *unasked]
+    if sample is not None and target is not None and draft is not None:
+        findings += reach.of_sample(target, draft, sample)
     findings += support.findings(
         settings,
         target,
@@ -472,6 +477,8 @@ def _both(
         found += together
     wrong = list(heads.check(settings, target, draft))
     found += wrong
+    if is_head:
+        found += reach.check(target, draft)
     if not compare or any(f.code in _WRONG_KIND for f in wrong):
         return vocabulary.Verdict(tuple(found))
     spec = settings.speculative_decoding

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -34,7 +35,15 @@ _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 @format_option
 @engine_option
 @skip_option
-def check(loaded: Loaded, output: str, version: str | None, skip: tuple[str, ...]) -> None:
+@click.option(
+    "--sample",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Count the tokens of a text that a head with a pruned vocabulary can draft.",
+)
+def check(
+    loaded: Loaded, output: str, version: str | None, skip: tuple[str, ...], sample: Path | None
+) -> None:
     """Prove from files alone that CONFIG can work and fit.
 
     Target against draft, what vLLM supports, memory: each fits, does not fit, or is not checked,
@@ -48,7 +57,12 @@ def check(loaded: Loaded, output: str, version: str | None, skip: tuple[str, ...
     chosen = choose(loaded.settings, here=installed(), version=version)
     with hashing() as progress:
         report = preflight.run(
-            loaded, skip=skip, environ=os.environ, chosen=chosen, progress=progress
+            loaded,
+            skip=skip,
+            environ=os.environ,
+            chosen=chosen,
+            progress=progress,
+            sample=sample,
         )
     if output == "json":
         click.echo(json.dumps(report.as_dict(), indent=2))

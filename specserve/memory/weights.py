@@ -91,6 +91,8 @@ def of_model(
         return Weights(tuple(round(b * ratio) for b in staged), source, round(mtp * ratio))
     if total is None:
         why = "neither headers nor an index are here, and config.json names no known architecture"
+        if lacking:
+            why = f"neither headers nor an index are here, and config.json lacks {lacking[0]}"
         return Weights((0,) * pp, "unknown", unknown=why)
     share = round(total / (tp * pp) * (1 if tp == 1 else 1.01))  # 1 % is on every GPU
     note = "weights: split evenly over the GPUs, since neither headers nor a known config say more"

@@ -65,6 +65,18 @@ def check(head: ModelFacts, rows: int, target_vocab: int) -> Iterator[Finding]:
         )
 
 
+def targets(head: ModelFacts) -> frozenset[int] | None:
+    """The target's ids that the head can draft; None where no table can be read."""
+    tensors = head.tensors or {}
+    table = tensors.get("d2t") or tensors.get("model.d2t")
+    if table is None or table.dtype not in _FORMATS:
+        return None
+    offsets = read_whole_numbers(head, table)
+    if offsets is None:
+        return None
+    return frozenset(i + offset for i, offset in enumerate(offsets))
+
+
 def read_whole_numbers(facts: ModelFacts, tensor: TensorFacts) -> list[int] | None:
     """The values of a small integer tensor; None when its bytes cannot be read."""
     if facts.source is None or tensor.nbytes > MAX_TABLE_BYTES:

@@ -11,7 +11,7 @@ import pytest
 from specserve.checkpoint.facts import ModelFacts
 from specserve.checkpoint.read import read
 from specserve.config.schema import Settings
-from specserve.pair import d2t, head_shapes, heads, mtp
+from specserve.pair import d2t, head_shapes, heads, mtp, reach
 from tests import checkpoints as make
 from tests.checkpoints import Checkpoint
 
@@ -176,3 +176,47 @@ def test_findings_are_json(tmp_path: Path) -> None:
     assert json.loads(json.dumps(finding.as_dict()))["message"] == (
         "fc.weight reads 128 values; 3 layers of the target give 192"
     )
+
+
+def test_a_pruned_vocabulary_is_always_said(tmp_path: Path) -> None:
+    """How much of the target's vocabulary a head can draft, whatever its format; nothing where it has all of it."""
+    target = facts(tmp_path / "t", make.llama())
+    pruned = make.eagle3()
+    wrapped = facts(tmp_path / "w", make.speculators(pruned, verifier="x"))
+    for head in (facts(tmp_path / "h", pruned), wrapped):
+        (found,) = reach.check(target, head)
+        assert (found.code, found.severity) == ("head-reach", "info")
+        assert "128 of the target's 320 tokens (40.0 %)" in found.message
+    whole = facts(tmp_path / "whole", make.eagle3(draft_vocab_size=320))
+    assert not list(reach.check(target, whole))
+
+
+@pytest.mark.parametrize(
+    ("offsets", "severity", "share"),
+    [
+        ([0] * 128, "warning", None),
+        (list(range(128)), "warning", None),
+        ([0] * 320, "info", "100.0 %"),
+    ],
+)
+def test_a_sample_of_text_is_counted_against_the_head(
+    tmp_path: Path, offsets: list[int], severity: str, share: str | None
+) -> None:
+    """The tokens of a text that a head can draft: a share, and a warning where many are out of its reach."""
+    target = facts(tmp_path / "t", make.llama(vocab_size=321))
+    head = make.eagle3(vocab_size=321, draft_vocab_size=len(offsets), d2t=offsets)
+    sample = tmp_path / "sample.txt"
+    sample.write_text("The quick brown fox jumps over the lazy dog. " * 20)
+    (found,) = reach.of_sample(target, facts(tmp_path / "h", head), sample)
+    assert found.severity == severity
+    assert "tokens are within the head's reach" in found.message
+    assert share is None or share in found.message
+
+
+def test_a_sample_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    """Bytes that are no text are no reason to stop: the sample was not counted."""
+    target = facts(tmp_path / "t", make.llama())
+    sample = tmp_path / "sample.bin"
+    sample.write_bytes(b"\xff\xfe\x00")
+    (found,) = reach.of_sample(target, facts(tmp_path / "h", make.eagle3()), sample)
+    assert "was not counted" in found.message

@@ -15,6 +15,7 @@ ELSEWHERE = {
     "hub-access", "hub-revision", "hub-unreachable", "hub-modelscope", "revision-unpinned", "remote-code-unpinned",  # test_hub.py
     "lock-mismatch", "lock-unhashed",  # test_integrity.py
     "tokenizer-unreadable",  # test_vocabulary.py
+    "head-reach", "head-sample",  # test_heads.py
 }  # fmt: skip
 TYPES = {"llama", "qwen3", "gemma2", "glm4_moe", "eagle", "medusa", "mlp_speculator"}
 """What an installed vLLM knows, as far as the pairs need it."""
