@@ -256,5 +256,8 @@ def test_what_is_left_of_an_engine_is_found_by_its_output(launch, tmp_path, monk
     server.process.wait()
     (leftover,) = leftovers.find(leftovers.folders(os.environ).run)
     assert core.pid in leftover.pids
-    assert set(leftover.pids) == set(engine.members())
-    core.kill()
+    left = [psutil.Process(pid) for pid in engine.members()]
+    assert set(leftover.pids) == {process.pid for process in left}
+    for process in left:
+        process.kill()
+    wait_until(lambda: engine.members() == [], 30)
