@@ -423,6 +423,49 @@ ENGINE_CODES: Mapping[str, tuple[str, str]] = {
         "Measure again.",
     ),
     "environment-unknown": ("vLLM does not read this variable.", "Unset it."),
+    # the machine
+    "driver-too-old": (
+        "The NVIDIA driver is too old for the CUDA that the installed torch is built with.",
+        "Install the driver that the finding names.",
+    ),
+    "gpus-unequal": (
+        "One model is split over GPUs of different kinds or sizes.",
+        "Choose equal ones with CUDA_VISIBLE_DEVICES.",
+    ),
+    "gpu-dtype": ("The GPU has no bfloat16.", "Set models.target_model.dtype: float16."),
+    "gpu-quantization": (
+        "The GPU is older than what vLLM demands for this quantization.",
+        "Use another checkpoint or a newer GPU.",
+    ),
+    "gpu-quantization-emulated": (
+        "The GPU does not compute in the type of the weights; it saves memory only.",
+        "Nothing to do.",
+    ),
+    "cache-not-writable": (
+        (
+            "A cache of compiled kernels or, where something must be downloaded, the Hub's "
+            "cannot be written."
+        ),
+        "Give another folder with engine.env.",
+    ),
+    "cache-space": ("There is little room for compiled kernels.", "Free some space."),
+    "download-space": (
+        "What must be downloaded is larger than the room for it.",
+        "Set engine.env.HF_HOME to a folder with room.",
+    ),
+    "user-without-name": (
+        "The user id is not in /etc/passwd, and torch before 2.13 needs its name.",
+        "Set engine.env.USER.",
+    ),
+    "checkpoint-unreadable": (
+        "A file of the checkpoint may not be read.",
+        "Change its permissions, or download it again.",
+    ),
+    "checkpoint-lfs-pointer": (
+        "A file is a Git LFS pointer in place of the file itself.",
+        "Run git lfs pull in the folder.",
+    ),
+    "checkpoint-empty-file": ("A file with weights is empty.", "Download it again."),
 }
 
 MEMORY_CODES: Mapping[str, tuple[str, str]] = {

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from specserve.config.load import Loaded
     from specserve.engine.installed.chosen import Chosen
     from specserve.engine.installed.introspect import EngineFacts, Installed
+    from specserve.engine.installed.machine import ServingMachine
     from specserve.memory.result import MemoryPlan
 
 _ORDER = {"error": 0, "warning": 1, "info": 2}
@@ -173,7 +174,7 @@ def run(
 
     Raises ConfigError for an unknown code in ``skip``, and for an unknown ``engine.version``.
     """
-    from specserve.engine.installed import introspect, support
+    from specserve.engine.installed import introspect, machine, support
     from specserve.engine.installed.chosen import choose
 
     _require_known(skip)
@@ -216,9 +217,11 @@ def run(
         shm_bytes=_shm_bytes(),
         is_elsewhere=not chosen.is_here,
     )
-    findings += [*in_memory, *_profile(settings)]
+    findings += [*in_memory, *_profile(settings), *machine.files(settings)]
     if chosen.is_here:
         findings += _measured_with_another(loaded, chosen.engine)
+        here = _machine(settings, env, on_cpu=chosen.engine.on_cpu)
+        findings += machine.findings(settings, target, draft, here)
     would_fit: tuple[Remedy, ...] = ()
     if planning is not None and plan is not None and plan.refusal == "memory":
         would_fit = pricing.remedies(planning, plan)
@@ -569,6 +572,21 @@ def _types(engine: EngineFacts | None) -> Collection[str] | None:
     if engine is None:
         return None
     return engine.model_types or None
+
+
+def _machine(settings: Settings, environ: Mapping[str, str], *, on_cpu: bool) -> ServingMachine:
+    """This machine, as the engine will find it. Where other hardware is described, its GPUs are
+    not looked at."""
+    from specserve.engine.installed.machine import ServingMachine, installed_torch
+    from specserve.gpu import devices as gpu
+
+    env = {**environ, **settings.engine.env}
+    home = Path(env.get("HOME") or os.path.expanduser("~"))  # noqa: PTH111 - never raises
+    driver = found = None
+    if not on_cpu and not settings.hardware.gpu_name and not settings.hardware.gpu_memory_gib:
+        driver = gpu.driver_version()
+        found = gpu.of_engine(gpu.devices(), env.get("CUDA_VISIBLE_DEVICES"))
+    return ServingMachine(env, home, on_cpu, driver, found, installed_torch())
 
 
 def _shm_bytes() -> int | None:

@@ -33,6 +33,24 @@ class Device:
     """What driver and firmware keep for themselves (NVML's ``reserved``); CUDA's total is total -
     reserved."""
     processes: tuple[DeviceProcess, ...] = ()
+    capability: tuple[int, int] | None = None
+    """CUDA compute capability; None where NVML does not tell."""
+
+
+def driver_version() -> str | None:
+    """The NVIDIA driver's version; None where there is no NVML."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError:
+        return None
+    finally:
+        pynvml.nvmlShutdown()
 
 
 def devices() -> tuple[Device, ...] | None:
@@ -104,7 +122,16 @@ def _device(nvml: Any, index: int) -> Device:
         int(memory.used),
         reserved,
         _processes(nvml, handle),
+        _capability(nvml, handle),
     )
+
+
+def _capability(nvml: Any, handle: Any) -> tuple[int, int] | None:
+    try:
+        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    except nvml.NVMLError:
+        return None
+    return int(major), int(minor)
 
 
 def _processes(nvml: Any, handle: Any) -> tuple[DeviceProcess, ...]:
