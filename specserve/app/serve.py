@@ -23,7 +23,7 @@ from specserve.engine.command import args
 from specserve.engine.http import metrics
 from specserve.engine.http.client import EngineError, own_client
 from specserve.engine.inside import repairs
-from specserve.engine.output import logs, stated
+from specserve.engine.output import loading, logs, stated
 from specserve.errors import ConfigError, EngineStartError
 from specserve.supervise import leftovers, ports
 from specserve.supervise.child import Child
@@ -46,6 +46,9 @@ FIRST_LOOK_SECONDS = 1.0
 """The longest that the stop signal waits for a count of what runs; it takes milliseconds."""
 DRAIN_LOOK_SECONDS = 0.1
 """Between two looks at what still runs."""
+
+SAID_SECONDS = 1.0
+"""A load that took less is not worth a line."""
 
 _log = logging.getLogger("specserve.serve")
 
@@ -126,6 +129,7 @@ class _Run:
         self._canary_result: CanaryResult | None = None
         self._said = logs.EngineReport()
         self._statement: str | None = None
+        self._loaded: loading.WeightsLoaded | None = None
         self._held: tuple[stated.Held, ...] = ()
         self._reconciliation: dict[str, JsonValue] | None = None
         self._repairs: tuple[str, ...] = ()
@@ -193,7 +197,7 @@ class _Run:
         )
 
     def _spawn(self) -> Child:
-        self._statement = None
+        self._statement, self._loaded = None, None
         self._phases, self._started = ["starting"], time.monotonic()
         self._seen, self._served = LastSeen(self._launch.log), False
         self._tell()
@@ -233,6 +237,37 @@ class _Run:
             phase = logs.phase(line)
             if phase is not None:
                 self._tell(phase)
+            took = loading.seconds(line)
+            if took is not None and took >= SAID_SECONDS:
+                self._tell_load(took)
+
+    def _tell_load(self, took: float) -> None:
+        """The speed at which the target's weights came, once: what follows is other workers' or the
+        draft's."""
+        report = self._launch.report
+        if self._loaded is not None or report is None or report.target is None:
+            return
+        weights = report.target.total_size_bytes
+        if weights is None:
+            return
+        self._loaded = loading.WeightsLoaded(weights, took, self._read_from_storage())
+        self._report.note(self._loaded.words)
+        if self._loaded.warning is not None:
+            self._report.note(f"Warning: {self._loaded.warning}")
+
+    def _read_from_storage(self) -> int | None:
+        """What the engine's processes have read from storage; None where one does not tell."""
+        import psutil
+
+        child = self._supervisor.child
+        if child is None:
+            return None
+        try:
+            return sum(
+                psutil.Process(pid).io_counters().read_bytes for pid in child.session.members()
+            )
+        except (psutil.Error, OSError):
+            return None
 
     def _tell(self, phase: str | None = None) -> None:
         """Say where it is. Phases only go forward; a line of an earlier one is its echo. The thread
