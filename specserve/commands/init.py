@@ -54,20 +54,21 @@ def init(
 
 def _read(source: str) -> str:
     """The text, as it is to the byte. Raises ConfigError."""
+    from specserve.config.document import MAX_BYTES
     from specserve.errors import ConfigError
-    from specserve.files import MAX_SMALL_BYTES, read_bytes
+    from specserve.files import read_bytes
 
     if source == "-":
-        raw = sys.stdin.buffer.read(MAX_SMALL_BYTES + 1)
+        raw = sys.stdin.buffer.read(MAX_BYTES + 1)
     else:
         try:
-            raw = read_bytes(Path(source), MAX_SMALL_BYTES + 1)
+            raw = read_bytes(Path(source), MAX_BYTES + 1)
         except IsADirectoryError:
             raise ConfigError("is a folder; must be a file", where=source) from None
         except OSError as error:
             raise ConfigError(f"cannot be read: {error.strerror}", where=source) from None
-    if len(raw) > MAX_SMALL_BYTES:
-        raise ConfigError(f"is larger than {MAX_SMALL_BYTES} bytes", where=source)
+    if len(raw) > MAX_BYTES:
+        raise ConfigError(f"is larger than {MAX_BYTES} bytes", where=source)
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError:

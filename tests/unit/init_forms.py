@@ -386,4 +386,89 @@ FORMS = [
         },
         ("--draft-min 1", "GGUF"),
     ),
+    Form(
+        "prose with a command in it",
+        "I don't know why. I run `vllm serve Q/q -tp 2 --spec-method ngram` and it's slow.\n",
+        {PATH: "Q/q", TP: 2, METHOD: "ngram"},
+    ),
+    Form(
+        "prose above a command",
+        "It doesn't work:\n\nvllm serve Q/q \\\n  -tp 2 \\\n  --port 9000\n\nWhat's wrong?\n",
+        {PATH: "Q/q", TP: 2, "server.port": 9000},
+    ),
+    Form("a root prompt", "# vllm serve Q/q -tp 2\n", {PATH: "Q/q", TP: 2}),
+    Form(
+        "comments behind backslashes",
+        "vllm serve Q/q \\ # the model\n  -tp 2 \\   # both GPUs\n  --port 9000\n",
+        {TP: 2, "server.port": 9000},
+    ),
+    Form(
+        "KServe's LLMInferenceService",
+        "kind: LLMInferenceService\nmetadata: {name: q}\nspec:\n  model: {uri: 'hf://Q/q', name: q}\n  template:\n    containers:\n"
+        "      - name: main\n        env:\n          - name: VLLM_ADDITIONAL_ARGS\n"
+        '            value: "--speculative-config \'{\\"method\\": \\"mtp\\", \\"num_speculative_tokens\\": 2}\' -tp 2"\n',
+        {PATH: "Q/q", TP: 2, METHOD: "mtp", TOKENS: 2},
+    ),
+    Form(
+        "llm-d's values",
+        "modelArtifacts: {uri: 'hf://Q/q'}\ndecode:\n  containers:\n    - name: vllm\n      image: ghcr.io/llm-d/llm-d:v0.3\n"
+        "      modelCommand: vllmServe\n      args: [--tensor-parallel-size, '2', --spec-method, ngram]\n",
+        {PATH: "Q/q", TP: 2, METHOD: "ngram"},
+    ),
+    Form(
+        "a task file with a script",
+        "resources: {accelerators: H100:8}\nrun: |\n  conda activate v\n  vllm serve Q/q -tp $GPUS --port 9000 2>&1 | tee log\n",
+        {PATH: "Q/q", TP: "${GPUS}", "server.port": 9000},
+    ),
+    Form(
+        "JSON in a variable, not evaluated",
+        'CMD="vllm serve Q/q --speculative-config \'{\\"method\\": \\"mtp\\", \\"num_speculative_tokens\\": 2}\'"\n$CMD\n',
+        {METHOD: "mtp", TOKENS: 2},
+    ),
+    Form(
+        "two words in one entry, and JSON that YAML read",
+        "kind: Pod\nspec:\n  containers:\n    - image: vllm/vllm-openai\n      args:\n        - --model Q/q\n        - --port 9000\n"
+        "        - --speculative-config\n        - {method: mtp, num_speculative_tokens: 3}\n",
+        {PATH: "Q/q", "server.port": 9000, METHOD: "mtp", TOKENS: 3},
+    ),
+    Form(
+        "variables that vLLM no longer reads",
+        "VLLM_ATTENTION_BACKEND=FLASHINFER VLLM_USE_V1=1 vllm serve Q/q",
+        {EXTRA: {"attention-backend": "FLASHINFER"}, ENV: None},
+        ("VLLM_USE_V1=1: removed",),
+    ),
+    Form(
+        "speculation that cannot be known",
+        "vllm serve Q/q --speculative-config $SPEC",
+        {"speculative_decoding.enabled": False},
+        ("--speculative-config ${SPEC}",),
+    ),
+    Form(
+        "positional parameters with defaults",
+        "MODEL=${1:-Q/q}\nvllm serve $MODEL --port ${2:-9000} -tp ${TP:=2}\n",
+        {PATH: "Q/q", "server.port": 9000, TP: "${TP:-2}"},
+    ),
+    Form(
+        "Slurm",
+        "#!/bin/bash\n#SBATCH -N 1\nmodule load cuda\nexport NCCL_DEBUG=INFO JOB=x\nsrun --gpus=8 bash -c 'vllm serve Q/q -tp $SLURM_GPUS'\nwait\n",
+        {PATH: "Q/q", TP: "${SLURM_GPUS}", ENV: {"NCCL_DEBUG": "INFO"}},
+    ),
+    Form(
+        "lists of values",
+        "vllm serve Q/q --lora-modules x=/a y=/b --middleware m.a --middleware m.b --cudagraph-capture-sizes 1 2 --allowed-origins '[\"*\"]'",
+        {
+            EXTRA: {
+                "lora-modules": ["x=/a", "y=/b"],
+                "middleware": ["m.a", "m.b"],
+                "cudagraph-capture-sizes": [1, 2],
+                "allowed-origins": ["*"],
+            }
+        },
+    ),
+    Form(
+        "Python's quotes",
+        "vllm serve Q/q --speculative-config \"{'method': 'ngram', 'num_speculative_tokens': 5, 'prompt_lookup_max': 4}\"",
+        {METHOD: "ngram", TOKENS: 5, "speculative_decoding.prompt_lookup_max": 4},
+        ("was not valid JSON",),
+    ),
 ]

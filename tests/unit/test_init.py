@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -122,3 +123,35 @@ def test_a_config_of_ours_comes_back_to_the_byte() -> None:
     """Also one that a person wrote, with its comments and line ends."""
     text = "# mine\r\nmodels:\r\n  target_model: {path: m}\r\n"
     assert read(text).text == text
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_a_text_that_is_cut_off_never_raises(form: Form) -> None:
+    """A form that ends anywhere gives a config or an error that says what is missing."""
+    for part in range(1, 12):
+        text = form.text[: len(form.text) * part // 12]
+        with contextlib.suppress(ConfigError):
+            written = read(text)
+            assert isinstance(yaml.safe_load(written.text), dict)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "vllm serve " + "${a:-" * 5000,
+        "a: &a [x, x, x]\n"
+        + "".join(
+            f"{c}: &{c} [*{p}, *{p}, *{p}]\n"
+            for p, c in zip("abcdefghijklmno", "bcdefghijklmnop", strict=True)
+        ),
+        "a: &a [*a]\n",
+        "vllm serve m \0 \ue000X\ue001 --seed 1",
+        "[" * 100_000,
+        "vllm serve m " + "--x " * 20_000,
+    ],
+    ids=["nesting", "aliases", "an alias in itself", "marks", "brackets", "many flags"],
+)
+def test_a_hostile_text_ends_in_a_config_or_an_error(text: str) -> None:
+    """Neither depth, aliases nor characters that stand for something inside bring it down."""
+    with contextlib.suppress(ConfigError):
+        assert "\ue000" not in read(text).text

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from importlib import resources
 
 from specserve.app.init import template
+from specserve.app.init.shell import split
 from specserve.config.extra_args import FLAG_ALIASES, read_flag
 
+_TWO_IN_ONE = re.compile(r"--[\w.-]+\s+\S")
 _ONE = ("value", "repeat", "optional")
 _OPTION = re.compile(r"--?[A-Za-z]")
 
@@ -66,6 +68,10 @@ def parse(words: Sequence[str]) -> Iterator[Argument]:
     while at < len(words):
         word = words[at]
         at += 1
+        if _TWO_IN_ONE.match(word):
+            # A list entry '--port 9000' is one word, which no parser takes; two are meant.
+            yield from parse(split(word))
+            continue
         if not is_flag(word):
             yield Argument("", (), False, (word,), word, None)
             continue
@@ -96,10 +102,10 @@ def parse(words: Sequence[str]) -> Iterator[Argument]:
 
 def _rest_of_json(words: Sequence[str], at: int, values: list[str]) -> int:
     """Take more words where JSON was written without quotes and fell apart at its blanks."""
-    start = values[0]
+    start = values[0].lstrip("'\"")
     if not start.startswith("{") or start.count("{") <= start.count("}"):
         return at
-    joined = start
+    joined = values[0]
     for end in range(at, len(words)):
         joined += f" {words[end]}"
         if joined.count("{") <= joined.count("}"):

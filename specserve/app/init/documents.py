@@ -12,10 +12,11 @@ from dataclasses import replace
 from typing import TypeAlias
 
 import yaml
+from pydantic import JsonValue
 
 from specserve.app.init import template
 from specserve.app.init.arguments import is_known
-from specserve.app.init.found import Found, in_container, in_shell
+from specserve.app.init.found import Found, in_container, in_shell, mentions_a_server
 from specserve.app.init.shell import split
 from specserve.config.document import MAX_VALUES
 from specserve.log import is_secret_name
@@ -27,6 +28,8 @@ _COMPOSE = re.compile(
 )
 _KUBERNETES = re.compile(r"\$(?:(\$)\(|\(([A-Za-z_][\w.-]*)\))")
 _MERGE = "tag:yaml.org,2002:merge"
+_MORE_ARGUMENTS = "VLLM_ADDITIONAL_ARGS"
+"""KServe's variable with arguments for vLLM."""
 _MODEL_FIELDS = ("modelURL", "modelUri", "storageUri", "uri", "model")
 
 
@@ -63,7 +66,27 @@ def read_documents(text: str) -> list[dict[str, Tree]]:
         found = list(yaml.load_all(text, Loader=_ManifestLoader))
     except (yaml.YAMLError, RecursionError, ValueError):
         return []
-    return [document for document in found if isinstance(document, dict)]
+    sizes: dict[int, int] = {}
+    return [
+        document
+        for document in found
+        if isinstance(document, dict) and _size(document, sizes) <= MAX_VALUES
+    ]
+
+
+def _size(tree: Tree, sizes: dict[int, int]) -> int:
+    """Values with every alias expanded: a few lines can stand for billions. Each is counted once;
+    one that holds itself is too large."""
+    if isinstance(tree, str):
+        return 1
+    if id(tree) not in sizes:
+        sizes[id(tree)] = MAX_VALUES + 1
+        if isinstance(tree, dict):
+            inner = list(tree.values())
+        else:
+            inner = list(tree)
+        sizes[id(tree)] = 1 + sum(_size(item, sizes) for item in inner)
+    return sizes[id(tree)]
 
 
 def in_documents(documents: list[dict[str, Tree]]) -> list[Found]:
@@ -79,7 +102,23 @@ def in_documents(documents: list[dict[str, Tree]]) -> list[Found]:
             out += _service("service", document)
         else:
             out += _objects(document)
+    if not out:
+        for text in _texts(list(documents)):
+            out += in_shell(text)
     return out
+
+
+def _texts(tree: Tree) -> Iterator[str]:
+    """Scalars that may be a script: recipes and task files hold one as a text."""
+    if isinstance(tree, str):
+        if mentions_a_server(tree):
+            yield tree
+    elif isinstance(tree, list):
+        for item in tree:
+            yield from _texts(item)
+    else:
+        for item in tree.values():
+            yield from _texts(item)
 
 
 # --- compose --------------------------------------------------------------------------------
@@ -152,11 +191,11 @@ def _compose_text(text: str) -> str:
 # --- Kubernetes -----------------------------------------------------------------------------
 
 
-def _objects(tree: Tree, place: str = "") -> Iterator[Found]:
+def _objects(tree: Tree, place: str = "", model: str = "") -> Iterator[Found]:
     """Containers at any depth: a Deployment, a Pod, an InferenceService, the values of a chart."""
     if isinstance(tree, list):
         for item in tree:
-            yield from _objects(item, place)
+            yield from _objects(item, place, model)
         return
     if not isinstance(tree, dict):
         return
@@ -178,20 +217,34 @@ def _objects(tree: Tree, place: str = "") -> Iterator[Found]:
     if isinstance(tree.get("vllmConfig"), dict):
         yield from _chart_values(tree, place)
         return
-    own = [*_container(tree, place)]
+    model = _model_beside(tree) or model
+    own = [*_container(tree, place, model)]
     yield from own
     for key, inner in tree.items():
         if key not in ("env", "args", "command") and not (own and key == "model"):
-            yield from _objects(inner, place)
+            yield from _objects(inner, place, model)
 
 
-def _container(tree: Mapping[str, Tree], place: str) -> Iterator[Found]:
+def _model_beside(tree: dict[str, Tree]) -> str:
+    """The model that KServe and charts name outside the arguments; empty where none is."""
+    places: list[Tree | None] = [tree, tree.get("model"), tree.get("modelArtifacts")]
+    for place in places:
+        if isinstance(place, dict):
+            for key in _MODEL_FIELDS:
+                uri = place.get(key)
+                if isinstance(uri, str) and uri:
+                    return re.sub(r"^(hf|pvc|oci)://", "", uri)
+    return ""
+
+
+def _container(tree: Mapping[str, Tree], place: str, model: str) -> Iterator[Found]:
     """A mapping that has what a container has."""
     command, args = tree.get("command"), tree.get("args")
-    if not isinstance(command, list) and not isinstance(args, list):
-        return
     env = dict(_kubernetes_env(tree.get("env")))
-    words = [_kubernetes_text(word, env) for word in _words(args)]
+    more = split(env.pop(_MORE_ARGUMENTS, ""))
+    if not isinstance(command, list) and not isinstance(args, list) and not more:
+        return
+    words = [*(_kubernetes_text(word, env) for word in _words(args)), *more]
     entrypoint = None
     if isinstance(command, list):
         entrypoint = [_kubernetes_text(word, env) for word in _words(command)]
@@ -205,19 +258,16 @@ def _container(tree: Mapping[str, Tree], place: str) -> Iterator[Found]:
     if not found and any(is_known(word) for word in words if word.startswith("--")):
         found = in_container("vllm", entrypoint, words, env, place, notes=notes)
     for one in found:
-        yield _with_model(one, tree)
+        yield _with_model(one, model)
 
 
-def _with_model(found: Found, tree: Mapping[str, Tree]) -> Found:
-    """KServe and charts name the model beside the arguments."""
+def _with_model(found: Found, model: str) -> Found:
+    """The model from outside, where the arguments name none."""
     has_model = found.words[:1] and not found.words[0].startswith("-")
     if has_model or any(word.split("=")[0] == "--model" for word in found.words):
         return found
-    for key in _MODEL_FIELDS:
-        uri = tree.get(key)
-        if isinstance(uri, str) and uri:
-            path = re.sub(r"^(hf|pvc|oci)://", "", uri)
-            return replace(found, words=(path, *found.words))
+    if model:
+        return replace(found, words=(model, *found.words))
     return found
 
 
@@ -293,4 +343,16 @@ def _text(value: Tree | None) -> str:
         return ""
     if isinstance(value, str):
         return value
-    return json.dumps(value)
+    return json.dumps(_typed(value))
+
+
+def _typed(value: Tree) -> JsonValue:
+    """Scalars of JSON that YAML took apart, as numbers and switches again."""
+    if isinstance(value, list):
+        return [_typed(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _typed(item) for key, item in value.items()}
+    if re.fullmatch(r"-?\d+(\.\d+)?|true|false|null", value):
+        typed: JsonValue = json.loads(value)
+        return typed
+    return value

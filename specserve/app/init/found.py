@@ -21,6 +21,7 @@ _MODULES: Mapping[str, ServerKind] = {
     "vllm.entrypoints.api_server": "vllm",
     "vllm/entrypoints/openai/api_server.py": "vllm",
     "vllm.entrypoints.cli.main": "vllm",
+    "dynamo.vllm": "vllm",
     "sglang.launch_server": "sglang",
     "sglang/launch_server.py": "sglang",
     "llama_cpp.server": "llama.cpp",
@@ -40,7 +41,8 @@ _IMAGES: tuple[tuple[str, ServerKind], ...] = (
     ("vllm", "vllm"),
 )
 _HINT = re.compile(
-    r"\bvllm\s+serve\b|vllm\.entrypoints|sglang[. ]|text-generation-launcher|llama-server"
+    r"\bvllm\s+serve\b|vllm\.entrypoints|dynamo\.vllm|sglang[. ]|"
+    r"text-generation-launcher|llama-server"
 )
 _CONTAINER_TOOLS = frozenset({"docker", "podman", "nerdctl", "nvidia-docker"})
 _SWITCHES = frozenset(
@@ -106,6 +108,11 @@ def in_shell(text: str, *, place: str = "", depth: int = 0) -> list[Found]:
             command.words, command.env, script, place or f"line {command.line}", depth
         )
     ]
+
+
+def mentions_a_server(text: str) -> bool:
+    """Whether a text could hold a command that starts a server."""
+    return _HINT.search(text) is not None
 
 
 def documents_in_shell(text: str) -> list[str]:
@@ -275,7 +282,13 @@ def _docker_run(words: Sequence[str], place: str, depth: int) -> list[Found]:
                 pass
     image = "".join(words[at : at + 1])
     return in_container(
-        image, entrypoint, list(words[at + 1 :]), env, place, notes=notes, depth=depth + 1
+        image,
+        entrypoint,
+        list(words[at + 1 :]),
+        env,
+        place,
+        notes=notes,
+        depth=depth + 1,
     )
 
 

@@ -183,7 +183,12 @@ def _sglang_speculation(spec: dict[str, list[str]], sheet: Sheet) -> list[str]:
     algorithm = template.resolved(given.pop("algorithm", "")).upper()
     if not algorithm:
         for name, value in given.items():
-            _leave(sheet, f"speculative-{name}", [value], "without an algorithm it does nothing")
+            _leave(
+                sheet,
+                f"speculative-{name}",
+                [value],
+                "without an algorithm it does nothing",
+            )
         return []
     draft = given.pop("draft-model-path", given.pop("draft-model", None))
     methods = {
@@ -219,7 +224,10 @@ def _sglang_speculation(spec: dict[str, list[str]], sheet: Sheet) -> list[str]:
             count = max(count - 1, 1)
         out["num_speculative_tokens"] = count
     if branches != "1":
-        sheet.leave(f"--speculative-eagle-topk {branches}", "vLLM drafts one sequence, not a tree")
+        sheet.leave(
+            f"--speculative-eagle-topk {branches}",
+            "vLLM drafts one sequence, not a tree",
+        )
     quantization = given.pop("draft-model-quantization", None)
     if quantization is not None:
         out["quantization"] = quantization
@@ -276,7 +284,13 @@ def _tgi_speculation(count: str, given: Mapping[str, list[str]], sheet: Sheet) -
             f"the Medusa heads of {model}",
             "vLLM takes target and heads apart: set models.target_model.path to the base model",
         )
-        return _spec({"method": "medusa", "model": model, "num_speculative_tokens": _whole(count)})
+        return _spec(
+            {
+                "method": "medusa",
+                "model": model,
+                "num_speculative_tokens": _whole(count),
+            }
+        )
     sheet.say("--speculate without heads in the checkpoint looks n-grams up: method ngram")
     return _spec({"method": "ngram", "num_speculative_tokens": _whole(count)})
 
@@ -297,9 +311,20 @@ def _llama(words: Sequence[str], sheet: Sheet) -> Iterator[str]:
             case "context":
                 context = value
             case None:
-                if name in ("ngl", "n-gpu-layers", "gpu-layers", "ngld", "gpu-layers-draft"):
+                if name in (
+                    "ngl",
+                    "n-gpu-layers",
+                    "gpu-layers",
+                    "ngld",
+                    "gpu-layers-draft",
+                ):
                     _leave(sheet, name, values, "vLLM keeps whole models in GPU memory")
-                elif name in ("draft-min", "draft-p-min", "draft-n-min", "spec-draft-p-min"):
+                elif name in (
+                    "draft-min",
+                    "draft-p-min",
+                    "draft-n-min",
+                    "spec-draft-p-min",
+                ):
                     _leave(sheet, name, values, "vLLM drafts as many tokens in every step")
                 elif name == "":
                     sheet.leave(value, "a word that belongs to no flag")

@@ -36,7 +36,11 @@ _LEAST_CONTEXT = 2048
 
 
 def propose(
-    sheet: Sheet, target: str, draft: str | None, gpu: str | None, environ: Mapping[str, str]
+    sheet: Sheet,
+    target: str,
+    draft: str | None,
+    gpu: str | None,
+    environ: Mapping[str, str],
 ) -> None:
     """Write a proposal into the sheet. Raises ConfigError for a GPU name that nobody knows."""
     name, count = _hardware(gpu)
@@ -50,7 +54,11 @@ def propose(
         proposer = _facts(draft, environ, sheet)
     method, tokens = _speculation(sheet, served, proposer, has_draft=draft is not None)
     if name is not None:
-        sheet.put(_HARDWARE, _config(name), "given to init; remove it to plan for the GPUs here")
+        sheet.put(
+            _HARDWARE,
+            _config(name),
+            "given to init; remove it to plan for the GPUs here",
+        )
     settings = Settings(
         models=Models(
             target_model=TargetModel(path=target),
@@ -102,7 +110,11 @@ def _say_head(served: ModelFacts, sheet: Sheet) -> None:
 
 
 def _speculation(
-    sheet: Sheet, served: ModelFacts | None, proposer: ModelFacts | None, *, has_draft: bool
+    sheet: Sheet,
+    served: ModelFacts | None,
+    proposer: ModelFacts | None,
+    *,
+    has_draft: bool,
 ) -> tuple[Method, int | None]:
     """Method and tokens per draft."""
     method: Method
@@ -120,7 +132,10 @@ def _speculation(
 
 def _of_draft(proposer: ModelFacts | None) -> tuple[Method, str]:
     if proposer is None:
-        return "draft_model", "the draft could not be read: taken for a whole language model"
+        return (
+            "draft_model",
+            "the draft could not be read: taken for a whole language model",
+        )
     method = derive.method_of(proposer)
     if method is None:
         return "draft_model", "the draft is a whole language model"
@@ -131,7 +146,10 @@ def _of_target(served: ModelFacts | None) -> tuple[Method, str]:
     if served is not None:
         modules = mtp.modules(served)
         if modules:
-            return "mtp", f"the target's config.json names {modules} MTP module(s) of its own"
+            return (
+                "mtp",
+                f"the target's config.json names {modules} MTP module(s) of its own",
+            )
     reason = (
         "no draft is given and none is inside the target: drafts are looked up in the text, which "
         "pays where answers repeat the prompt"
@@ -181,7 +199,9 @@ def _layout(
         if made.refusal == "memory" and made.largest_max_model_len >= _LEAST_CONTEXT:
             sheet.put(_TP, size, "the whole context fits on none of the sizes tried")
             sheet.put(
-                "engine.max_model_len", made.largest_max_model_len, "the longest request that fits"
+                "engine.max_model_len",
+                made.largest_max_model_len,
+                "the longest request that fits",
             )
             return
     sheet.say("the models do not fit the GPUs; specserve plan shows by how much")
@@ -203,7 +223,10 @@ def _planned(
     if hardware.gpu_name is not None:
         hardware = hardware.model_copy(update={"gpu_count": count})
     changed = settings.model_copy(
-        update={"models": models.model_copy(update={"target_model": target}), "hardware": hardware}
+        update={
+            "models": models.model_copy(update={"target_model": target}),
+            "hardware": hardware,
+        }
     )
     try:
         return Planning.of(Loaded(Path("config.yaml"), changed), environ=environ).plan()

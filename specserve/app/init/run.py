@@ -14,7 +14,12 @@ from specserve.app.init.vllm import translate, variables_needed
 from specserve.app.init.write import render
 from specserve.errors import ConfigError
 
-_SPECULATION_FROM = {"sglang": "SGLang", "tgi": "TGI", "llama.cpp": "llama.cpp", "vllm": "vLLM"}
+_SPECULATION_FROM = {
+    "sglang": "SGLang",
+    "tgi": "TGI",
+    "llama.cpp": "llama.cpp",
+    "vllm": "vLLM",
+}
 
 
 @dataclass(frozen=True)
@@ -79,7 +84,8 @@ def from_text(text: str, name: str, wishes: Wishes) -> Written:
     for other in found:
         if other is not chosen:
             sheet.leave(
-                f"the server at {other.place or 'another place'}", "one config is one server"
+                f"the server at {other.place or 'another place'}",
+                "one config is one server",
             )
     for note in chosen.notes:
         sheet.say(note)
@@ -102,7 +108,9 @@ def from_text(text: str, name: str, wishes: Wishes) -> Written:
     _add_wishes(sheet, wishes)
     if "models.target_model.path" not in sheet.values:
         raise ConfigError(
-            "the command names no model", where=name, fix="add --target PATH to specserve init"
+            "the command names no model",
+            where=name,
+            fix="add --target PATH to specserve init",
         )
     source = name
     if chosen.place:

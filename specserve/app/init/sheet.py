@@ -51,7 +51,10 @@ def hidden_text(text: str) -> str:
     """For a person to read, without secrets."""
     shown = _SECRET.sub("***", template.shown(text))
     shown = re.sub(
-        r"(--?[\w-]*(?:token|key|secret|password)[= ])\S+", r"\1***", shown, flags=re.IGNORECASE
+        r"(--?[\w-]*(?:token|key|secret|password)[= ])\S+",
+        r"\1***",
+        shown,
+        flags=re.IGNORECASE,
     )
     return str(masked(shown))
 

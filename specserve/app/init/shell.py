@@ -18,7 +18,7 @@ from specserve.app.init import template
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
-_CONTINUATION = re.compile(r"\\[ \t]*\n|(?<=\s)[`^][ \t]*\n")
+_CONTINUATION = re.compile(r"\\[ \t]*\n|\\[ \t]+#[^\n]*\n|(?<=\s)[`^][ \t]*\n")
 _FLAG = re.compile(r"\s*--?[A-Za-z]")
 _COMMENT = re.compile(r"[ \t]*#[^\n]*\n")
 _PLACEHOLDER = re.compile(r"<[A-Za-z_][\w ./:-]*>")
@@ -85,6 +85,14 @@ def split(text: str) -> list[str]:
     """The words of one command, as a compose file's ``command`` is parted."""
     script = Script()
     return [word for words, _ in _Lexer(text, script) for word in words]
+
+
+def first_command(text: str) -> str:
+    """The text up to where its first command ends."""
+    lexer = _Lexer(text, Script())
+    for _ in lexer:
+        break
+    return text[: lexer.at]
 
 
 def _take(script: Script, words: list[str], line: int) -> None:

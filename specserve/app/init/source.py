@@ -13,14 +13,20 @@ from specserve.app.init import template
 from specserve.app.init.arguments import is_known
 from specserve.app.init.documents import Tree, in_documents, read_documents
 from specserve.app.init.found import Found, documents_in_shell, in_container, in_shell
-from specserve.app.init.shell import split
+from specserve.app.init.shell import first_command, split
 
+_CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+"""Characters that no config can hold."""
 _FENCE = re.compile(r"^[ \t]*(```+|~~~+)[^\n]*\n(.*?)^[ \t]*\1[ \t]*$", re.MULTILINE | re.DOTALL)
 _PROMPT = re.compile(
-    r"^([ \t]*)(?:\$|>|PS[^>\n]*>|\w+@[\w.-]+:[^\n$#]*[$#])[ \t]+(?=\S)", re.MULTILINE
+    r"^([ \t]*)(?:\$|PS[^>\n]*>|\w+@[\w.-]+:[^\n$#]*[$#])[ \t]+(?=\S)", re.MULTILINE
 )
 _UNIT = re.compile(r"^\[Service\]\s*$", re.MULTILINE)
 _UNIT_LINE = re.compile(r"^(ExecStart|Environment)\s*=\s*[-@:+!]*((?:.*\\\n)*.*)", re.MULTILINE)
+_COMMAND = re.compile(
+    r"(?:[A-Z_]+=\S+ )*(?:sudo )?"
+    r"(?:vllm serve|python3? -m (?:vllm|sglang)|(?:docker|podman) run|sglang serve|llama-server )"
+)
 _IMAGE_FILE = re.compile(r"^FROM\s+(\S+)", re.MULTILINE | re.IGNORECASE)
 _IMAGE_LINE = re.compile(r"^(ENV|CMD|ENTRYPOINT)\s+((?:.*\\\n)*.*)$", re.MULTILINE | re.IGNORECASE)
 
@@ -37,6 +43,7 @@ def is_own_config(text: str) -> bool:
 def servers_in(raw: str) -> list[Found]:
     """Every server that a text describes, in order."""
     text = template.without_marks(raw.removeprefix("\ufeff"))
+    text = _CONTROLS.sub("?", text)
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     fences = [match[2] for match in _FENCE.finditer(text)]
     if fences:
@@ -48,7 +55,16 @@ def servers_in(raw: str) -> list[Found]:
 
 def _one(text: str) -> list[Found]:
     """A text without Markdown around it."""
-    readers = (_words, _manifests, _flag_file, _unit, _image_file, _shell, _bare)
+    readers = (
+        _words,
+        _manifests,
+        _flag_file,
+        _unit,
+        _image_file,
+        _shell,
+        _excerpts,
+        _bare,
+    )
     for reader in readers:
         found = list(reader(text))
         if found:
@@ -152,6 +168,16 @@ def _shell(text: str) -> Iterator[Found]:
     if not found:
         for document in documents_in_shell(text):
             yield from _one(document)
+
+
+def _excerpts(text: str) -> Iterator[Found]:
+    """Commands inside prose, where an apostrophe is no quote; also behind a comment sign."""
+    for match in _COMMAND.finditer(text):
+        rest = text[match.start() :]
+        if text[: match.start()].endswith("`"):
+            rest = rest.partition("`")[0]
+        found = in_shell(first_command(rest))
+        yield from found
 
 
 def _bare(text: str) -> Iterator[Found]:

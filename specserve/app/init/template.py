@@ -8,7 +8,13 @@ from __future__ import annotations
 
 import re
 
-_REF, _END, _DEFAULT, _COMMAND, _ARRAY = "\ue000", "\ue001", "\ue002", "\ue003", "\ue004"
+_REF, _END, _DEFAULT, _COMMAND, _ARRAY = (
+    "\ue000",
+    "\ue001",
+    "\ue002",
+    "\ue003",
+    "\ue004",
+)
 BREAK = "\ue005"
 """Where the value of an unquoted variable parts words."""
 
@@ -51,7 +57,10 @@ def array_name(word: str) -> str | None:
 
 def commands_in(text: str) -> list[str]:
     """What would have to be run to know the text."""
-    return _ANY_COMMAND.findall(text)
+    return [
+        *_ANY_COMMAND.findall(text),
+        *(f"${{{name}[@]}}" for name in _ANY_ARRAY.findall(text)),
+    ]
 
 
 def variables_in(text: str) -> dict[str, str | None]:

@@ -18,8 +18,13 @@ from specserve.config.extra_args import ExtraArgs, read_flag
 from specserve.config.models import DraftModel
 from specserve.config.speculation import WITHOUT_DRAFT, SpeculativeDecoding
 from specserve.engine.command.removed import FLAGS as REMOVED
+from specserve.engine.command.removed import VARIABLES as REMOVED_VARIABLES
 
-_SPEC, _DRAFT, _TARGET = "speculative_decoding", "models.draft_model", "models.target_model"
+_SPEC, _DRAFT, _TARGET = (
+    "speculative_decoding",
+    "models.draft_model",
+    "models.target_model",
+)
 VLLM_GPU_SHARE = 0.92
 """vLLM 0.32's own ``--gpu-memory-utilization`` (``config/cache.py``)."""
 EVERY_ADDRESS = "0.0.0.0"
@@ -29,7 +34,15 @@ _OWN = {
     name: key
     for name, key in legacy.OWN_FLAGS.items()
     if not key.startswith(_SPEC)
-    and name not in ("api_key", "hf_token", "headless", "spec_model", "served_model_name", "model")
+    and name
+    not in (
+        "api_key",
+        "hf_token",
+        "headless",
+        "spec_model",
+        "served_model_name",
+        "model",
+    )
 }
 """vLLM's flags (underscores) -> the key that says the same."""
 _SPEC_FLAGS: Mapping[str, str] = {
@@ -129,9 +142,7 @@ class _Reader:
     def take(self, argument: Argument) -> None:
         """One argument."""
         if any(template.commands_in(value) for value in (argument.written, *argument.values)):
-            shown = " ".join([argument.written, *argument.values][: 1 + bool(argument.values)])
-            if argument.name:
-                shown = " ".join([argument.written, *argument.values])
+            shown = _written(argument)
             self.sheet.leave(shown, "nothing is executed to learn its value; write it yourself")
             return
         if not argument.name:
@@ -155,7 +166,8 @@ class _Reader:
             self.headless = True
         elif name == "config":
             self.sheet.leave(
-                f"--config {_first(argument)}", "the file was not read; give it to init as well"
+                f"--config {_first(argument)}",
+                "the file was not read; give it to init as well",
             )
         elif name in _OWN and not argument.path:
             self._own(argument, _OWN[name])
@@ -248,7 +260,11 @@ class _Reader:
             self.sheet.say(f"{argument.written}: vLLM 0.32 has no such flag; passed on as it is")
         if argument.path:
             here = _mapping(self.extra.get(name))
-            _put_at(here, argument.path, hide(argument.path[-1], _dotted(argument), self.sheet))
+            _put_at(
+                here,
+                argument.path,
+                hide(argument.path[-1], _dotted(argument), self.sheet),
+            )
             self.extra[name] = here
             return
         value = self._value(argument)
@@ -269,7 +285,7 @@ class _Reader:
         if not values:
             return not argument.negated
         if argument.kind in ("list", "repeat"):
-            return [hide_text(name, value, self.sheet) for value in values]
+            return [hide(name, _scalar_raw(value), self.sheet) for value in values]
         text = values[0]
         if text.lstrip().startswith("{"):
             found = read_json(text, self.sheet, argument.written)
@@ -291,7 +307,14 @@ class _Reader:
 
     def _speculation(self) -> None:
         sheet, spec = self.sheet, dict(self.spec)
-        if not self.has_spec or not spec:
+        if self.has_spec and not spec:
+            sheet.put(
+                f"{_SPEC}.enabled",
+                False,
+                "how the command speculates could not be read",
+            )
+            return
+        if not spec:
             sheet.put(f"{_SPEC}.enabled", False, "the command does not speculate")
             return
         method = spec.pop("method", None)
@@ -337,7 +360,10 @@ class _Reader:
                 _config_value(value),
                 "vLLM up to 0.8 counted waiting requests, this the sequences of a step",
             )
-        elif key in SpeculativeDecoding.model_fields and key not in ("extra_config", "enabled"):
+        elif key in SpeculativeDecoding.model_fields and key not in (
+            "extra_config",
+            "enabled",
+        ):
             sheet.put(f"{_SPEC}.{key}", _config_value(_number(value)))
         else:
             extra[key] = hide(key, value, sheet)
@@ -366,6 +392,8 @@ def _config_value(value: JsonValue) -> JsonValue:
 def read_json(text: str, sheet: Sheet, flag: str) -> JsonValue:
     """JSON, or what was meant to be: with variables for numbers, a placeholder without quotes, or
     Python's single quotes; None where it cannot be read."""
+    if text[:1] in ("'", '"') and text[-1:] == text[:1]:
+        text = text[1:-1]
     for attempt in (text, template.quoted_variables(text), template.resolved(text)):
         with contextlib.suppress(ValueError, RecursionError):
             found: JsonValue = json.loads(attempt)
@@ -419,6 +447,8 @@ def _first(argument: Argument) -> str:
 
 
 def _written(argument: Argument) -> str:
+    if not argument.name:
+        return argument.values[0]
     return " ".join([argument.written, *argument.values])
 
 
@@ -480,12 +510,26 @@ def _environment(sheet: Sheet, env: Mapping[str, str], exported: Mapping[str, st
                 _api_key(sheet, value)
         elif name in _OF_CONTAINER or not re.fullmatch(r"[A-Za-z_]\w*", name):
             sheet.leave(f"{name}", "a variable of the container, not of the engine")
+        elif name in REMOVED_VARIABLES:
+            _removed_variable(sheet, name, value)
         elif template.variables_in(value) in ({name: ""}, {name: None}):
             sheet.say(f"{name} is passed on from the environment where it is set")
         else:
             ours[name] = _variable_value(name, value, sheet)
     if ours:
         sheet.put("engine.env", ours)
+
+
+def _removed_variable(sheet: Sheet, name: str, value: str) -> None:
+    """A variable that vLLM no longer reads; the backend of attention has a flag today."""
+    removed = REMOVED_VARIABLES[name]
+    extra = _mapping(sheet.values.get("engine.extra_args"))
+    if name == "VLLM_ATTENTION_BACKEND" and removed.instead and removed.instead not in extra:
+        extra[removed.instead] = _scalar(value)
+        sheet.put("engine.extra_args", extra)
+        sheet.say(f"{name}: its place today is --{removed.instead}")
+        return
+    sheet.leave(f"{name}={value}", f"removed from vLLM: {removed.why}")
 
 
 def _variable_value(name: str, value: str, sheet: Sheet) -> str:

@@ -21,7 +21,10 @@ def render(sheet: Sheet, source: str) -> str:
     """The file, keys in the order of the schema, each with its reason."""
     head = f"{MARK} from {source}. Next: specserve check THIS-FILE"
     out = [*_comment(head)]
-    for title, notes in (("Not carried over:", sheet.left), ("Differs, or to know:", sheet.said)):
+    for title, notes in (
+        ("Not carried over:", sheet.left),
+        ("Differs, or to know:", sheet.said),
+    ):
         if notes:
             out += ["#", f"# {title}"]
             for note in notes:
