@@ -363,6 +363,10 @@ ENGINE_CODES: Mapping[str, tuple[str, str]] = {
         "No vLLM is installed here and none is stated, or the stated one is newer than all known.",
         "Set engine.version, or give --engine.",
     ),
+    "engine-unknown": (
+        "The stated vLLM is older than every known one; only its memory can be judged.",
+        "State a known version; `--skip engine-unknown` goes on.",
+    ),
     "engine-not-this": (
         "Another vLLM than the stated one is installed here; launch refuses that.",
         "Install the stated version, or correct engine.version.",

@@ -53,7 +53,7 @@ def verdicts(
         pair = "unknown"
     if "engine" in refused:
         engine_said = "does not fit"
-    elif engine is None or chosen.source == "assumed":
+    elif engine is None or chosen.source in ("assumed", "memory-only"):
         engine_said = "unknown"
     if plan is not None:
         memory = plan.judgement
@@ -170,6 +170,8 @@ def engine_unsaid(findings: Sequence[Finding], chosen: Chosen | None) -> str:
     """Why the engine that will run was not judged."""
     if chosen is not None and chosen.source == "assumed":
         return f"engine not checked: which will run is not known, assumed is {chosen.engine}"
+    if chosen is not None and chosen.source == "memory-only":
+        return f"engine not checked: of {chosen.engine} only memory is known"
     if any(f.code == "engine-broken" for f in findings):
         return "engine not checked: it cannot be imported"
     return "engine not checked: it did not answer in time"

@@ -44,7 +44,7 @@ def plan(
     from specserve.errors import PreflightRefused
     from specserve.memory import text
 
-    chosen = choose(loaded.settings, here=installed(), version=version)
+    chosen = choose(loaded.settings, here=installed(), version=version).for_memory()
     report = preflight.run(loaded, skip=skip, environ=os.environ, chosen=chosen)
     made, cells = report.plan, list[text.Cell]()
     if with_grid and made is not None and report.planning is not None:

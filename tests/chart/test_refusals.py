@@ -333,3 +333,20 @@ def test_what_cannot_work_is_refused(name: str) -> None:
     values, sentence = BAD[name]
     said = refusal(values, release="vllm" if name == "release" else "chat")
     assert sentence in re.sub(r"\s+", " ", said)
+
+
+@pytest.mark.parametrize(("written", "taken"), [('"0.30"', True), ("0.30", False)])
+def test_the_version_of_vllm_is_text(tmp_path: Path, written: str, taken: bool) -> None:
+    """Helm reads a bare 0.30 as the number 0.3, so a number is refused; quoted, it reaches the pod as it is."""
+    values = tmp_path / "values.yaml"
+    values.write_text(
+        yaml.safe_dump(complete({"config": {"engine": {"max_num_seqs": 8}}})).replace(
+            "max_num_seqs: 8", f"version: {written}"
+        )
+    )
+    out = run_helm("template", "chat", str(CHART), "--values", str(values))
+    assert (out.returncode == 0) is taken, out.stderr
+    if taken:
+        assert re.search(r"""version["']?: ["']0\.30["']""", out.stdout)
+    else:
+        assert "version" in out.stderr

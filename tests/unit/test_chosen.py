@@ -84,12 +84,29 @@ def test_which_vllm(
     assert [f.code for f in chosen.findings] == codes
 
 
-@pytest.mark.parametrize(("version", "option"), [("0.27", None), (None, "0.3"), (None, "latest")])
+@pytest.mark.parametrize(
+    ("version", "option"), [("0.29.7", None), (None, "0.3"), (None, "latest"), ("0.5.4", None)]
+)
 def test_an_unknown_version_names_the_known_ones(version: str | None, option: str | None) -> None:
-    """Older than all profiles, or no version at all: an error that lists what is known."""
+    """Between the known ones, older than all that is known, or no version: an error that lists what is known."""
     with pytest.raises(ConfigError, match=r"0\.28\.0, 0\.29\.0") as caught:
         choose(settings(version), here=None, version=option)
     assert caught.value.problems[0].where == ("--engine" if option else "engine.version")
+
+
+def test_an_older_version_is_refused_but_its_memory_is_counted(config: Path) -> None:
+    """check refuses 0.19, which has no profile, and names those that have one; plan counts its memory, and says so."""
+    of = load(config, environ={})
+    chosen = choose(of.settings, here=None, version="0.19.0")
+    report = preflight.run(of, environ={}, chosen=chosen)
+    assert [f.code for f in report.errors] == ["engine-unknown"]
+    assert "0.28.0, 0.29.0" in report.errors[0].message
+    assert [f.severity for f in chosen.for_memory().findings] == ["warning"]
+    planned = Planning.of(of, environ={}, chosen=chosen).plan()
+    assert planned.shape.accounting.version == (0, 19, 0)
+    asked = preflight.run(of, environ={}, chosen=chosen.for_memory())
+    assert (asked.ok, asked.verdicts.engine) == (True, "unknown")
+    assert not planned.shape.accounting.subtracts_graphs
 
 
 def test_a_config_for_cpus_is_judged_for_a_cpu_build() -> None:
@@ -129,7 +146,7 @@ def test_the_assumption_is_in_text_and_json(config: Path) -> None:
 
 def test_flags_are_judged_for_the_stated_version(config: Path) -> None:
     """A flag that came with 0.29 is refused for 0.28 and taken for 0.29, wherever check runs."""
-    text = "engine: {extra_args: {per-request-spec-decode-metrics: summary}}\n"
+    text = "engine: {extra_args: {sse-keep-alive-interval: 5}}\n"
     config.write_text(config.read_text() + text)
     of = load(config, environ={})
     for version, codes in (("0.28", {"flag-unsupported"}), ("0.29", set())):

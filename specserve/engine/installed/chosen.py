@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from specserve.engine.installed import introspect, profiles
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 KEY = "engine.version"
 OPTION = "--engine"
-Source = Literal["installed", "profile", "assumed"]
+OLDEST_COUNTED = (0, 6)
+"""Versions from here on count memory as runs have shown; the oldest profile is a later one."""
+Source = Literal["installed", "profile", "assumed", "memory-only"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,8 @@ class Chosen:
     engine: Installed
     source: Source
     """``installed`` here and asked; the ``profile`` of the version that was stated; ``assumed``,
-    since none was stated or the stated one is newer than every profile."""
+    since none was stated or the stated one is newer than every profile; ``memory-only``, one that
+    is older than every profile."""
     findings: tuple[Finding, ...] = ()
     """What a reader must know about the choice."""
 
@@ -37,10 +40,22 @@ class Chosen:
         """Whether it is installed on this machine."""
         return self.source == "installed"
 
+    def for_memory(self) -> Chosen:
+        """The same for whoever asks for memory alone: the choice itself refuses nothing there."""
+        kept = []
+        for found in self.findings:
+            if found.severity == "error":
+                kept.append(replace(found, severity="warning"))
+            else:
+                kept.append(found)
+        return replace(self, findings=tuple(kept))
+
     def facts(self, environ: Mapping[str, str]) -> EngineFacts | Finding:
         """What it supports; a Finding says why the installed one could not be asked."""
         if self.is_here:
             return introspect.describe(self.engine, environ=environ)
+        if self.source == "memory-only":
+            return EngineFacts(self.engine)
         return profiles.facts(self.engine.version, on_cpu=self.engine.on_cpu)
 
     def as_dict(self) -> dict[str, JsonValue]:
@@ -51,8 +66,8 @@ class Chosen:
 def choose(settings: Settings, *, here: Installed | None, version: str | None = None) -> Chosen:
     """The vLLM to judge for: ``version`` before ``engine.version`` before ``here``, the installed.
 
-    Raises ConfigError for a stated version that is neither installed nor known; one that is newer
-    than all known ones is taken for the newest of them.
+    Raises ConfigError for a stated version that is neither installed nor known. One that is newer
+    than all known ones is taken for the newest of them; of an older one, only memory is known.
     """
     where, stated = OPTION, version
     if stated is None:
@@ -68,6 +83,9 @@ def choose(settings: Settings, *, here: Installed | None, version: str | None = 
         engine = _like(here, profiles.newest(), settings)
         message = f"vLLM {stated} is newer than every known version; taken for {engine}"
         return Chosen(engine, "assumed", (Finding("engine-assumed", "warning", where, message),))
+    if known is None and OLDEST_COUNTED <= release(bare(stated)) < release(profiles.versions()[0]):
+        engine = _like(here, bare(stated), settings)
+        return Chosen(engine, "memory-only", (_too_old(engine, where),))
     if known is None:
         raise ConfigError(
             f"is '{stated}'; must be a version of vLLM that is known here: "
@@ -79,6 +97,22 @@ def choose(settings: Settings, *, here: Installed | None, version: str | None = 
         return Chosen(engine, "profile")
     message = f"judged for {engine}, as stated; installed here is {here}"
     return Chosen(engine, "profile", (Finding("engine-not-this", "info", where, message),))
+
+
+def _too_old(engine: Installed, where: str) -> Finding:
+    """An error: a check that cannot say what the engine takes proves nothing about it."""
+    known = profiles.versions()
+    if where == KEY:
+        changes: tuple[Change, ...] = (Change(KEY, known[0]),)
+        fix = str(changes[0])
+    else:
+        changes = ()
+        fix = f"{OPTION} {known[0]}"
+    message = (
+        f"{engine} is older than every known version: memory is counted for it, flags, methods and "
+        f"classes cannot be checked; must be one of {', '.join(known)}"
+    )
+    return Finding("engine-unknown", "error", where, message, fix, changes)
 
 
 def _assumed(settings: Settings) -> Chosen:
