@@ -299,6 +299,13 @@ PAIR_CODES: Mapping[str, tuple[str, str]] = {
     "revision-unpinned": ("A Hub model without a pinned commit.", "Pin the revision in the fix."),
     # both
     "draft-is-target": ("Draft and target are the same files.", "Choose a smaller model."),
+    "own-draft": (
+        (
+            "The draft is the target in another precision: judged by the bytes that it reads; a "
+            "warning where it pays only above 90 % acceptance, or never."
+        ),
+        "Measure before rolling out.",
+    ),
     "size-ratio": (
         (
             "Draft weights above 1/4 of the target's: too slow to help. Or below 1/50, of another "

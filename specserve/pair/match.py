@@ -6,16 +6,27 @@ from collections.abc import Iterator, Mapping
 
 from specserve.checkpoint.context import context_length, native_length, uses_mrope
 from specserve.checkpoint.facts import ModelFacts
-from specserve.checkpoint.quantization import quant_method
+from specserve.checkpoint.fields import layer_count
+from specserve.checkpoint.quantization import quant_method, quantization_section
 from specserve.config.schema import Settings
 from specserve.errors import Change
-from specserve.findings import Finding
-from specserve.units import size
+from specserve.findings import Finding, Severity
+from specserve.units import percent, size
 
 DRAFT = "models.draft_model.path"
 SMALLEST, LARGEST = 1 / 50, 1 / 4
 """Bytes of draft weights per byte of target weights outside which a pair rarely pays."""
 
+_SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "moe_intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+)
+_HARD_TO_REACH = 0.9
+"""An acceptance that even the same network in 4 bits seldom keeps."""
 _NO_FLOAT16 = frozenset({"gemma2", "gemma3", "gemma3_text", "glm4"})
 
 
@@ -34,7 +45,10 @@ def check(
         )
         return
     if settings.method == "draft_model":
-        yield from _ratio(target, draft)
+        if is_own_draft(target, draft):
+            yield from _own(settings, target, draft)
+        else:
+            yield from _ratio(target, draft)
     yield from _context(settings, target, draft, is_head=is_head)
     yield from _types(settings, target, draft)
     if uses_mrope(draft) and (
@@ -76,6 +90,63 @@ def _fingerprint(facts: ModelFacts) -> list[bytes]:
         return [facts.source.read(name, facts.sizes[name] // 2, 64 * 1024) for name in files]
     except OSError:
         return []
+
+
+def is_own_draft(target: ModelFacts, draft: ModelFacts) -> bool:
+    """Whether the draft is the target in another precision: the same architecture and sizes, other
+    bytes.
+    """
+    ours, theirs = target.text_config, draft.text_config
+    if not target.architectures or target.architectures != draft.architectures:
+        return False
+    if any(ours.get(key) != theirs.get(key) for key in _SIZES):
+        return False
+    if layer_count(ours) is None or layer_count(ours) != layer_count(theirs):
+        return False
+    return quantization_section(target.config) != quantization_section(draft.config)
+
+
+def _own(settings: Settings, target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:
+    """Judged by bytes: what k drafts read beside the target's own step, against what they save."""
+    ours, theirs = target.total_size_bytes, draft.total_size_bytes
+    k = settings.num_speculative_tokens
+    if not ours or not theirs or k < 1:
+        return
+    part = theirs / ours
+    needed = break_even(part, k)
+    message = (
+        f"the draft is the target in another precision: each draft reads {percent(part)} of the "
+        f"target's bytes, {k} of them {percent(k * part)} a step"
+    )
+    fix = "measure: specserve bench CONFIG"
+    if needed is None:
+        message += "; that is never paid back"
+        yield Finding("own-draft", "warning", DRAFT, message, "use a smaller draft")
+    else:
+        message += f"; with {k} drafts it pays above {percent(needed)} acceptance"
+        severity: Severity = "info"
+        if needed > _HARD_TO_REACH:
+            severity = "warning"
+        yield Finding("own-draft", severity, DRAFT, message, fix)
+
+
+def break_even(part: float, k: int) -> float | None:
+    """The acceptance at which k drafts, each reading ``part`` of the target's bytes, cost what they
+    save; None where none does. A step reads 1 + k x part and gives 1 + a + a^2 + ... + a^k tokens.
+
+    >>> round(break_even(0.3, 3), 3), break_even(1.0, 3)
+    (0.509, None)
+    """
+    if part >= 1:
+        return None
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        if sum(middle**i for i in range(1, k + 1)) < k * part:
+            low = middle
+        else:
+            high = middle
+    return high
 
 
 def _ratio(target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:

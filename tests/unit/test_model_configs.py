@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -29,7 +29,7 @@ from specserve.memory import parameters, required
 from specserve.memory.blocks import blocks
 from specserve.memory.plan import plan
 from specserve.memory.result import MemoryPlan
-from specserve.pair import heads, mtp
+from specserve.pair import heads, match, mtp
 from tests import damaged
 
 DATA = Path(__file__).parents[1] / "data" / "model_configs.jsonl"
@@ -348,3 +348,33 @@ def test_a_size_that_needs_a_missing_field_is_unknown(name: str, field: str) -> 
     assert required.missing(config, facts.text_config)
     made = plan(Settings.model_validate({"models": {"target_model": {"path": "t"}}}), facts)
     assert made.terms[0].source == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("draft_gb", "k", "severity", "said"),
+    [
+        (20, 3, "info", "reads 30.3 % of the target's bytes, 3 of them 90.9 % a step; with 3 drafts it pays above"),
+        (34, 5, "info", "51.5 %"),
+        (64, 5, "warning", "97.0 %"),
+        (70, 5, "warning", "never paid back"),
+    ],
+)  # fmt: skip
+def test_the_target_as_its_own_draft_is_judged_by_bytes(
+    draft_gb: int, k: int, severity: str, said: str
+) -> None:
+    """Another precision of the same network: what it reads, and the acceptance above which it pays."""
+    target = replace(everything()["Qwen/Qwen3-32B"].facts, total_size_bytes=66 * 10**9)
+    draft = replace(everything()["Qwen/Qwen3-32B-FP8"].facts, total_size_bytes=draft_gb * 10**9)
+    body = {
+        "models": {"target_model": {"path": "t"}, "draft_model": {"path": "d"}},
+        "speculative_decoding": {"method": "draft_model", "num_speculative_tokens": k},
+    }
+    settings = Settings.model_validate(body)
+    (found,) = [
+        f for f in match.check(settings, target, draft, is_head=False) if f.code == "own-draft"
+    ]
+    assert found.severity == severity
+    assert said in found.message
+    other = replace(everything()["Qwen/Qwen3-1.7B"].facts, total_size_bytes=4 * 10**9)
+    codes = {f.code for f in match.check(settings, target, other, is_head=False)}
+    assert "own-draft" not in codes

@@ -16,6 +16,7 @@ ELSEWHERE = {
     "lock-mismatch", "lock-unhashed",  # test_integrity.py
     "tokenizer-unreadable",  # test_vocabulary.py
     "head-reach", "head-sample",  # test_heads.py
+    "own-draft",  # test_model_configs.py
 }  # fmt: skip
 TYPES = {"llama", "qwen3", "gemma2", "glm4_moe", "eagle", "medusa", "mlp_speculator"}
 """What an installed vLLM knows, as far as the pairs need it."""
