@@ -193,3 +193,14 @@ def test_the_block_leaves_out_what_is_not_known():
         "  time to ready           41.3 s\n"
         "  engine log              /logs/engine.log"
     )
+
+
+def test_the_block_says_what_is_not_as_asked() -> None:
+    """Each difference is a line of its own; without the engine's statement there is none."""
+    serving = Serving("http://127.0.0.1:8000/v1", "tiny", None, None, None, 41.3, None, LOG)
+    assert "Warning" not in block(serving)
+    assert "as asked" not in block(serving)
+    different = "engine.max_model_len: 4096 was asked for, and the engine says 2048"
+    shown = block(replace(serving, as_asked="method", differences=(different,)))
+    assert "  as asked                method" in shown
+    assert f"  Warning                 {different}" in shown
