@@ -7,7 +7,6 @@ is generated.
 
 from __future__ import annotations
 
-import difflib
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
@@ -15,6 +14,7 @@ from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_va
 from specserve import metric_families as families
 from specserve.config.base import FilePath, Positive, Ratio, Seconds, Secret, Section
 from specserve.config.document import Yaml
+from specserve.errors import nearest
 
 Severity = Literal["critical", "warning", "info"]
 AlertName = Annotated[str, Field(pattern=r"^[A-Z][A-Za-z0-9]*$", max_length=60)]
@@ -239,9 +239,9 @@ class CustomRule(Timing):
     def _known(self) -> Self:
         family = families.FAMILIES.get(self.metric)
         if family is None:
-            near = difflib.get_close_matches(self.metric, families.FAMILIES, n=1)
+            near = nearest(self.metric, families.FAMILIES)
             if near:
-                hint = f"; did you mean '{near[0]}'?"
+                hint = f"; did you mean '{near}'?"
             else:
                 hint = "; `specserve alerts metrics` prints them"
             raise ValueError(f"unknown metric '{self.metric}'{hint}")
