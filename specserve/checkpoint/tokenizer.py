@@ -11,14 +11,22 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from specserve.checkpoint.facts import ModelFacts, Source
 from specserve.checkpoint.safetensors import Corrupt, parse_object
 from specserve.units import size
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as NativeTokenizer
+
 MAX_TOKENIZER_BYTES = 64 * 1024**2
-MAX_TOKENS = 2_000_000
+MAX_TOKENS = 600_000
+"""More than twice the largest vocabulary of a public model."""
+MAX_QUOTES = 3_000_000
+"""Quotation marks of a tokenizer.json, two for each token and four for each merge: Gemma's 262,144
+tokens and 514,906 merges have 2.6 million. Known before the file is parsed, which takes 200 MiB
+then."""
 TokenizerKind = Literal["tokenizer.json", "sentencepiece", "tiktoken", "tekken"]
 _SENTENCEPIECE = (
     "tokenizer.model",
@@ -27,10 +35,16 @@ _SENTENCEPIECE = (
     "tokenizer.model.v3",
 )
 _RULES = ("normalizer", "pre_tokenizer")
+_NO_MODEL = {"type": "WordLevel", "vocab": {"?": 0}, "unk_token": "?"}
+"""Stands where the vocabulary was, in what is kept of the rest."""
 
 
 class MissingLibrary(Exception):
     """Raised when a tokenizer file needs a library that is not installed."""
+
+
+class NotRead(Exception):
+    """Raised when a tokenizer file is larger than what is read here; says why."""
 
 
 class NotEncodable(Exception):
@@ -53,6 +67,17 @@ class Tokenizer:
     """Part (``normalizer``, ``pre_tokenizer``, ``merges``, ...) -> digest of its definition."""
     data: bytes = field(default=b"", repr=False)
     """The file itself, to encode with."""
+    shell: str = field(default="", repr=False)
+    """A tokenizer.json without vocabulary and merges: its rules alone."""
+
+    def shares_model_with(self, other: Tokenizer) -> bool:
+        """Whether vocabulary, merges and model are the same, so that only rules can differ."""
+        return (
+            self.kind == other.kind == "tokenizer.json"
+            and self.base == other.base
+            and self.added == other.added
+            and all(self.rules[part] == other.rules[part] for part in ("merges", "model"))
+        )
 
     @property
     def size(self) -> int:
@@ -70,7 +95,9 @@ class Tokenizer:
 
 
 def load(facts: ModelFacts) -> Tokenizer | None:
-    """The tokenizer of a checkpoint; None when it has none. Raises Corrupt or MissingLibrary."""
+    """The tokenizer of a checkpoint; None when it has none. Raises Corrupt, NotRead or
+    MissingLibrary.
+    """
     name = _choose(facts.sizes)
     if name is None or facts.source is None:
         return None
@@ -92,7 +119,7 @@ def encoder(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
     """A function from text to ids without special tokens. Raises Corrupt or NotEncodable."""
     match tokenizer.kind:
         case "tokenizer.json":
-            return _encode_json(tokenizer)
+            return json_encoder(tokenizer.data)[1]
         case "tekken":
             return _encode_tekken(tokenizer)
         case "sentencepiece":
@@ -119,11 +146,25 @@ def _encode_tekken(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
     return lambda text: [i + specials for i in _guarded(lambda: native.encode_ordinary(text))]
 
 
-def _encode_json(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
+def json_encoder(
+    data: bytes, shared: NativeTokenizer | None = None, shell: str = ""
+) -> tuple[NativeTokenizer, Callable[[str], list[int]]]:
+    """The library's tokenizer of a tokenizer.json, and a function from text to ids.
+
+    With ``shell`` the vocabulary and the merges are those of ``shared``, under the shell's rules:
+    loading them again would be most of the work.
+    """
     from tokenizers import Tokenizer as Native
 
-    native = _guarded(lambda: Native.from_buffer(tokenizer.data))
-    return lambda text: list(_guarded(lambda: native.encode(text, add_special_tokens=False).ids))
+    if shared is None or not shell:
+        native: NativeTokenizer = _guarded(lambda: Native.from_buffer(data))
+    else:
+        native = shared
+        rules = _guarded(lambda: Native.from_str(shell))
+        native.normalizer, native.pre_tokenizer = rules.normalizer, rules.pre_tokenizer
+    return native, lambda text: list(
+        _guarded(lambda: native.encode(text, add_special_tokens=False).ids)
+    )
 
 
 def _guarded(call: Callable[[], Any]) -> Any:
@@ -148,7 +189,7 @@ def _choose(sizes: Mapping[str, int]) -> str | None:
 
 def _bytes(source: Source, sizes: Mapping[str, int], name: str) -> bytes:
     if sizes[name] > MAX_TOKENIZER_BYTES:
-        raise Corrupt(f"has {size(sizes[name])}; more than {size(MAX_TOKENIZER_BYTES)} is not read")
+        raise NotRead(f"has {size(sizes[name])}; more than {size(MAX_TOKENIZER_BYTES)} is not read")
     try:
         return source.read(name, 0, MAX_TOKENIZER_BYTES)
     except OSError as e:
@@ -156,6 +197,8 @@ def _bytes(source: Source, sizes: Mapping[str, int], name: str) -> bytes:
 
 
 def _tokenizer_json(name: str, digest: str, data: bytes) -> Tokenizer:
+    if data.count(b'"') > MAX_QUOTES:
+        raise NotRead(f"has more tokens and merges ({size(len(data))}) than are read here")
     body = parse_object(data)
     model = body.get("model")
     if not isinstance(model, dict):
@@ -176,7 +219,8 @@ def _tokenizer_json(name: str, digest: str, data: bytes) -> Tokenizer:
     rules = {part: _digest(body.get(part)) for part in _RULES}
     rules["merges"] = _merges(model.pop("merges", None))
     rules["model"] = _digest({k: v for k, v in model.items() if v not in (None, False, "")})
-    return Tokenizer("tokenizer.json", name, digest, base, added, rules, data)
+    shell = json.dumps({**body, "added_tokens": [], "model": _NO_MODEL})
+    return Tokenizer("tokenizer.json", name, digest, base, added, rules, data, shell)
 
 
 def _unigram(vocab: list[Any]) -> list[tuple[str, int]]:

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from specserve.checkpoint import encoding
 from specserve.checkpoint import tokenizer as tokenizer_files
 from specserve.checkpoint.facts import ModelFacts
 from specserve.checkpoint.safetensors import Corrupt
-from specserve.checkpoint.tokenizer import MissingLibrary, NotEncodable, Tokenizer
+from specserve.checkpoint.tokenizer import MissingLibrary, NotEncodable, NotRead, Tokenizer
 from specserve.errors import Change
 from specserve.findings import Finding
 from specserve.units import percent
@@ -164,16 +165,10 @@ def _added(target: Tokenizer, draft: Tokenizer) -> tuple[str, ...]:
 def _sample(target: Tokenizer, draft: Tokenizer) -> tuple[int | None, str | None]:
     """Index of the first line with different ids, or why not both could encode it."""
     try:
-        ours, theirs = _encoded(target), _encoded(draft)
+        ours, theirs = encoding.encode([target, draft], SAMPLE).ids
     except NotEncodable as e:
         return None, str(e)
     return next((i for i in range(len(SAMPLE)) if ours[i] != theirs[i]), None), None
-
-
-def _encoded(tokenizer: Tokenizer) -> list[list[int]]:
-    """The sample's ids. The encoder is dropped at once: two large ones would hold 100 MB each."""
-    encode = tokenizer_files.encoder(tokenizer)
-    return [encode(line) for line in SAMPLE]
 
 
 def overlap_ratio(target: Tokenizer, draft: Tokenizer) -> float | None:
@@ -258,6 +253,9 @@ def _open(facts: ModelFacts, where: str) -> tuple[Tokenizer | None, list[Finding
         )
         fix = "pip install 'specserve[vocab]'"
         return None, [Finding("tokenizer-unreadable", "warning", where, message, fix)]
+    except NotRead as e:
+        message = f"the tokenizer file {e}; the vocabulary was not compared"
+        return None, [Finding("tokenizer-unreadable", "warning", where, message)]
     except Corrupt as e:
         return None, [_unreadable(where, str(e))]
     if tokenizer is None:

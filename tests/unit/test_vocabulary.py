@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import sentencepiece
 
+from specserve.checkpoint import encoding
 from specserve.checkpoint import tokenizer as tokenizer_files
 from specserve.checkpoint.read import read
 from specserve.checkpoint.safetensors import Corrupt
@@ -281,3 +282,74 @@ def test_stop_ids_prefer_generation_config(tmp_path: Path) -> None:
         vocabulary.stop_ids(replace(facts, config={}, generation_config={"eos_token_id": None}))
         == []
     )
+
+
+def tokenizer_with(folder: Path, **parts: Any) -> Path:
+    """A checkpoint whose tokenizer.json has other parts."""
+    checkpoint = make.llama()
+    checkpoint.tokenizer = {**make.tokenizer(), **parts}
+    return make.write(folder, checkpoint)
+
+
+MEASURE = """
+import resource, subprocess, sys
+subprocess.run([sys.executable, "-m", "specserve", "check", sys.argv[1]], stdout=subprocess.DEVNULL)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024)
+"""
+"""Runs in a small process: a child's peak counts what its parent held when it was started."""
+
+
+def test_rules_that_make_gigabytes_are_given_up(tmp_path: Path) -> None:
+    """An empty pattern that inserts megabytes between all letters: the sample is not compared, and memory is bounded."""
+    bomb = {"type": "Replace", "pattern": {"Regex": ""}, "content": "x" * 3_000_000}
+    target = read(str(make.write(tmp_path / "t", make.llama())))
+    draft = read(str(tokenizer_with(tmp_path / "d", normalizer=bomb)))
+    verdict = vocabulary.check(target, draft, heterogeneous=False, is_head=False, floor=0.5)
+    assert verdict.comparison is not None
+    assert "it takes more than" in (verdict.comparison.not_encoded or "")
+    assert [f.severity for f in verdict.findings if f.code == "tokenizer-rules"] == ["info"]
+    config = tmp_path / "c.yaml"
+    config.write_text(
+        f"models: {{target_model: {{path: {target.path}}}, draft_model: {{path: {draft.path}}}}}\n"
+        "engine: {version: '0.32'}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(config)], capture_output=True, text=True, check=True
+    )
+    assert float(done.stdout) < 300
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]] * 800_000},
+        {"type": "BPE", "vocab": {f"t{i}": i for i in range(1_600_000)}, "merges": []},
+    ],
+    ids=["merges", "tokens"],
+)
+def test_more_than_any_tokenizer_has_is_not_read(tmp_path: Path, model: dict[str, Any]) -> None:
+    """Known before the file is parsed; a warning, since it may be somebody's own."""
+    target = read(str(make.write(tmp_path / "t", make.llama())))
+    draft = read(str(tokenizer_with(tmp_path / "d", model=model)))
+    verdict = vocabulary.check(target, draft, heterogeneous=False, is_head=False, floor=0.5)
+    (said,) = [f for f in verdict.findings if f.code == "tokenizer-unreadable"]
+    assert said.severity == "warning"
+    assert "more tokens and merges" in said.message
+
+
+def test_other_rules_over_the_same_vocabulary_are_tried_without_loading_it_twice(
+    tmp_path: Path,
+) -> None:
+    """The draft's normalizer and pre-tokenizer over the target's model give what the draft's own file gives."""
+    target = read(str(make.write(tmp_path / "t", make.llama())))
+    lower = {"type": "Lowercase"}
+    draft = read(str(tokenizer_with(tmp_path / "d", normalizer=lower)))
+    ours, theirs = tokenizer_files.load(target), tokenizer_files.load(draft)
+    assert ours is not None
+    assert theirs is not None
+    assert theirs.shares_model_with(ours)
+    texts = ["The THE the", "ABC def", *vocabulary.SAMPLE]
+    together = encoding.encode([ours, theirs], texts).ids
+    alone = tuple(encoding.encode([one], texts).ids[0] for one in (ours, theirs))
+    assert together == alone
+    assert together[0] != together[1]
