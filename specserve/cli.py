@@ -51,9 +51,8 @@ def _version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
     from specserve.engine.installed.introspect import installed
 
     click.echo(f"specserve {__version__}")
-    click.echo(
-        f"engine    {installed() or 'none here; pip install specserve[gpu] or specserve[cpu]'}"
-    )
+    missing = "none here; pip install vllm, or without a GPU scripts/setup engine in a clone"
+    click.echo(f"engine    {installed() or missing}")
     for name, defect in available_repairs().items():
         click.echo(f"repair    {name}: {defect}")
     context.exit()

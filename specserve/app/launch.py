@@ -108,7 +108,7 @@ def _chosen(settings: Settings, *, assume: bool) -> Chosen:
         raise PreflightRefused(
             "vLLM is not installed beside specserve; launch needs it",
             where="engine",
-            fix="pip install 'specserve[gpu]', or 'specserve[cpu]' on a machine without a GPU",
+            fix="pip install 'vllm>=0.28'; without a GPU: scripts/setup engine, in a clone",
         )
     stated = Problem(
         f"is '{settings.engine.version}'; must be the installed version: {here}",

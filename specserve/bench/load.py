@@ -183,7 +183,7 @@ class LoadClient:
         code = self._process.wait()
         return Unsound(
             f"vLLM's benchmark client ended with code {code}; it must stay for the whole benchmark",
-            fix="install vLLM beside specserve: pip install 'specserve[gpu]' (or [cpu])",
+            fix="pip install 'vllm>=0.28'; without a GPU: scripts/setup engine, in a clone",
         )
 
 

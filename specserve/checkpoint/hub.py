@@ -197,7 +197,13 @@ def _from_cache(name: str, revision: str | None, reason: str, access: HubAccess)
     config = _cached(name, "config.json", revision, access)
     if config is None:
         message = f"there is no folder of this name, {reason} and the model is not in the Hub cache"
-        fix = f"hf download {name}" + (f" --revision {revision}" if revision else "")
+        commit = ""
+        if revision:
+            commit = f" --revision {revision}"
+        fix = (
+            f"hf download {name}{commit} --include '*.json' '*.model', enough for check and plan "
+            "(without --include to serve); HF_ENDPOINT names a mirror"
+        )
         raise CheckpointRefused([Finding("hub-unreachable", "error", name, message, fix)])
     return LocalFolder(name, config.parent, config.parent.name)
 

@@ -340,7 +340,7 @@ def _no_config(where: str, sizes: Mapping[str, int]) -> Finding:
         "error",
         where,
         message,
-        "download the whole repository again: hf download ...",
+        "download the whole repository again, config.json with it",
     )
 
 

@@ -6,8 +6,10 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pynvml
 import pytest
 
 from specserve import cli
@@ -169,6 +171,42 @@ def test_a_launch_without_a_gpu_in_sight_is_not_refused_for_a_size(pair) -> None
     """What is described is for looks; a launch refuses an unknown size only where it sees a GPU."""
     loaded = pair(A100, target=HOLED)
     assert codes(run(loaded, purpose="launch"))["size-unknown"] == "warning"
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that shows two GPUs of 80 GiB."""
+    memory = SimpleNamespace(total=80 * 2**30, used=0, reserved=0)
+    for name, answer in {
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
+        "nvmlDeviceGetCount": lambda: 2,
+        "nvmlDeviceGetHandleByIndex": lambda index: index,
+        "nvmlDeviceGetMemoryInfo": lambda handle, version=None: memory,
+        "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}",
+        "nvmlDeviceGetName": lambda handle: "NVIDIA H100 80GB HBM3",
+        "nvmlDeviceGetComputeRunningProcesses": lambda handle: [],
+        "nvmlDeviceGetGraphicsRunningProcesses": lambda handle: [],
+    }.items():
+        monkeypatch.setattr(pynvml, name, answer)
+
+
+@pytest.mark.usefixtures("gpus")
+def test_a_launch_that_sees_a_gpu_is_refused_for_an_unknown_size(pair) -> None:
+    """On the machine that serves, not knowing is a reason to stop; --skip goes on."""
+    loaded = pair(target=HOLED)
+    assert codes(run(loaded, purpose="launch"))["size-unknown"] == "error"
+    assert "size-unknown" not in codes(run(loaded, "size-unknown", purpose="launch"))
+
+
+@pytest.mark.usefixtures("gpus")
+def test_gpus_that_are_here_give_the_verdict_and_the_next_command(pair, capsys) -> None:
+    """Found by the driver, not described: memory is judged, and the next thing to type serves."""
+    loaded = pair("engine: {max_model_len: 16384, version: '0.32'}\n")
+    code, lines, _ = typed(capsys, "check", str(loaded.path))
+    assert code == 0
+    assert f"next         specserve launch {loaded.path}" in lines
+    assert "not checked" not in lines[-1]
 
 
 def test_a_skipped_size_goes_on_and_is_still_said(pair, capsys) -> None:
