@@ -225,7 +225,10 @@ def _parts(target: ModelFacts, draft: ModelFacts | None, shape: shapes.Shape) ->
     elif shape.drafts_with_a_model:
         weight, source = main.mtp_bytes, f"MTP module in the target's {main.source}"
         if not weight:
-            unknown.append(("draft weights", "the target shows no MTP module"))
+            why = "no checkpoint of the draft was read"
+            if shape.method == "mtp":
+                why = "the target shows no MTP module"
+            unknown.append(("draft weights", why))
     vision = target.config.get("vision_config")
     if isinstance(vision, Mapping) and not shape.language_model_only:
         tower = vision
