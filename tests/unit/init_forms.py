@@ -471,4 +471,31 @@ FORMS = [
         {METHOD: "ngram", TOKENS: 5, "speculative_decoding.prompt_lookup_max": 4},
         ("was not valid JSON",),
     ),
+    Form(
+        "PowerShell",
+        '$env:VLLM_X = "1"\ndocker run --gpus all vllm/vllm-openai `\n  --model $env:MODEL `\n  --port 9000\n',
+        {PATH: "${MODEL}", "server.port": 9000, ENV: {"VLLM_X": "1"}},
+    ),
+    Form(
+        "cmd.exe",
+        "set MODEL=Q/q\r\nset VLLM_X=1\r\ndocker run vllm/vllm-openai ^\r\n --model %MODEL% ^\r\n --port %PORT%\r\n",
+        {PATH: "Q/q", "server.port": "${PORT}", ENV: {"VLLM_X": "1"}},
+    ),
+    Form(
+        "TGI by variables alone",
+        "kind: Pod\nspec:\n  containers:\n    - image: ghcr.io/huggingface/text-generation-inference:3\n"
+        "      env: [{name: MODEL_ID, value: Q/q}, {name: SPECULATE, value: '3'}]\n",
+        {PATH: "Q/q", METHOD: "ngram", TOKENS: 3},
+    ),
+    Form(
+        "variables that only fill in arguments",
+        "kind: Pod\nspec:\n  containers:\n    - image: vllm/x\n      args: [--model, $(MODEL_ID), --port=$(PORT)]\n"
+        "      env: [{name: MODEL_ID, value: Q/q}, {name: PORT, value: '9000'}, {name: HF_HOME, value: /m}]\n",
+        {PATH: "Q/q", "server.port": 9000, ENV: {"HF_HOME": "/m"}},
+    ),
+    Form(
+        "llama.cpp's lookup",
+        "llama-server -hf o/q --spec-type ngram-simple --draft-max 8 --api-key $KEY",
+        {PATH: "o/q", METHOD: "ngram", TOKENS: 8, "server.api_key": "${KEY}"},
+    ),
 ]

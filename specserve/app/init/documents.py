@@ -16,8 +16,9 @@ from pydantic import JsonValue
 
 from specserve.app.init import template
 from specserve.app.init.arguments import is_known
-from specserve.app.init.found import Found, in_container, in_shell, mentions_a_server
+from specserve.app.init.found import Found, in_container, in_shell, mentions_a_server, server_of
 from specserve.app.init.shell import split
+from specserve.app.init.vllm import is_of_engine
 from specserve.config.document import MAX_VALUES
 from specserve.log import is_secret_name
 
@@ -242,12 +243,17 @@ def _container(tree: Mapping[str, Tree], place: str, model: str) -> Iterator[Fou
     command, args = tree.get("command"), tree.get("args")
     env = dict(_kubernetes_env(tree.get("env")))
     more = split(env.pop(_MORE_ARGUMENTS, ""))
-    if not isinstance(command, list) and not isinstance(args, list) and not more:
+    is_silent = not isinstance(command, list) and not isinstance(args, list) and not more
+    if is_silent and not (server_of(_text(tree.get("image"))) == "tgi" and "MODEL_ID" in env):
         return
     words = [*(_kubernetes_text(word, env) for word in _words(args)), *more]
     entrypoint = None
     if isinstance(command, list):
         entrypoint = [_kubernetes_text(word, env) for word in _words(command)]
+    used = set(_KUBERNETES.findall(" ".join(_words(args) + _words(command))))
+    named = {name for _, name in used}
+    # What only fills in an argument is not the engine's.
+    env = {name: value for name, value in env.items() if name not in named or is_of_engine(name)}
     image = _text(tree.get("image"))
     if isinstance(tree.get("name"), str) and place:
         place = f"{place}, container {tree['name']}"

@@ -135,7 +135,7 @@ def in_container(
     words = [*(entrypoint or ()), *command]
     out = list(_in_words(words, {}, Script(), place, depth))
     if not out:
-        server = _server_of(image)
+        server = server_of(image)
         at_flags = [is_known(word) for word in command if word.startswith("-")]
         if server == "vllm" or (server is None and any(at_flags)):
             out = [Found("vllm", tuple(command), place=place)]
@@ -154,7 +154,7 @@ def in_container(
     ]
 
 
-def _server_of(image: str) -> ServerKind | None:
+def server_of(image: str) -> ServerKind | None:
     name = template.resolved(image).lower()
     for part, server in _IMAGES:
         if part in name:

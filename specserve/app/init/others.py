@@ -299,7 +299,7 @@ def _llama(words: Sequence[str], sheet: Sheet) -> Iterator[str]:
     draft: str | None = None
     tokens: str | None = None
     context: str | None = None
-    slots = "1"
+    slots, kind = "1", ""
     for name, values in _pairs(words):
         meaning = {**_LLAMA, **_HUB_TOKEN}.get(name)
         value = "".join(values[:1])
@@ -311,7 +311,9 @@ def _llama(words: Sequence[str], sheet: Sheet) -> Iterator[str]:
             case "context":
                 context = value
             case None:
-                if name in (
+                if name == "spec-type":
+                    kind = value
+                elif name in (
                     "ngl",
                     "n-gpu-layers",
                     "gpu-layers",
@@ -344,6 +346,11 @@ def _llama(words: Sequence[str], sheet: Sheet) -> Iterator[str]:
             each //= int(slots)
             sheet.say(f"-c {context} is shared by {slots} slots: {each} tokens for each sequence")
         yield f"--max-model-len={each}"
+    if draft is None and kind.startswith("ngram"):
+        sheet.say(f"--spec-type {kind}: vLLM's lookup works in its own way")
+        yield from _spec({"method": "ngram", "num_speculative_tokens": _whole(tokens or "16")})
+    elif draft is None and "mtp" in kind:
+        yield from _spec({"method": "mtp", "num_speculative_tokens": _whole(tokens or "1")})
     if draft is not None:
         spec: dict[str, JsonValue] = {"method": "draft_model", "model": draft}
         spec["num_speculative_tokens"] = _whole(tokens or "16")

@@ -14,6 +14,7 @@ from specserve.app.init.vllm import translate, variables_needed
 from specserve.app.init.write import render
 from specserve.errors import ConfigError
 
+_OF_EVERY_SERVER = ("HF_", "HUGGING", "CUDA_")
 _SPECULATION_FROM = {
     "sglang": "SGLang",
     "tgi": "TGI",
@@ -96,7 +97,7 @@ def from_text(text: str, name: str, wishes: Wishes) -> Written:
             f"read from a command of {_SPECULATION_FROM[chosen.server]}: "
             "the same words need not mean the same speed"
         )
-        env = {key: value for key, value in chosen.env.items() if key.startswith(("HF_", "CUDA_"))}
+        env = {key: value for key, value in chosen.env.items() if key.startswith(_OF_EVERY_SERVER)}
     translate(
         sheet,
         words,

@@ -21,6 +21,8 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 _CONTINUATION = re.compile(r"\\[ \t]*\n|\\[ \t]+#[^\n]*\n|(?<=\s)[`^][ \t]*\n")
 _FLAG = re.compile(r"\s*--?[A-Za-z]")
 _COMMENT = re.compile(r"[ \t]*#[^\n]*\n")
+_POWERSHELL = re.compile(r"\$env:([A-Za-z_]\w*)([ \t]*=[ \t]*)?", re.IGNORECASE)
+_PERCENT = re.compile(r"%([A-Za-z_]\w*)%")
 _PLACEHOLDER = re.compile(r"<[A-Za-z_][\w ./:-]*>")
 _HERE = re.compile(r"<<(-?)[ \t]*(['\"]?)([\w.-]+)\2")
 _REDIRECTION = re.compile(r"&>>?|>\||[<>]&|<<<|>>?|<>?")
@@ -110,6 +112,12 @@ def _take(script: Script, words: list[str], line: int) -> None:
     if not words:
         script.values |= env
         script.exported |= {name: env[name] for name in env if name in script.exported}
+        return
+    if words[0].lower() == "set" and len(words) > 1 and _ASSIGNMENT.match(words[1]):
+        # cmd.exe: everything up to the end of the line, and every program gets it.
+        name, _, value = " ".join(words[1:]).partition("=")
+        script.values[name] = value
+        script.exported[name] = value
         return
     if words[0] in _DECLARE:
         _declare(script, words)
@@ -203,6 +211,8 @@ class _Lexer:
                 self.at = end + 1
             case "$":
                 self._add(self._dollar(in_quotes=False))
+            case "%" if _PERCENT.match(text, self.at):
+                self._percent()
             case "#" if self.word is None:
                 self.at = _find(text, "\n", self.at)
             case "(" if self.word is not None and _ASSIGNMENT.fullmatch(self.word):
@@ -304,6 +314,15 @@ class _Lexer:
             return self._braces(text[start + 2 : self.at - 1], in_quotes=in_quotes)
         if following == "'" and not in_quotes:
             return self._ansi()
+        powershell = _POWERSHELL.match(text, start)
+        if powershell and powershell[2]:
+            # $env:NAME = "value"
+            self.at = powershell.end()
+            self.script.exported.setdefault(powershell[1], "")
+            return f"{powershell[1]}="
+        if powershell:
+            self.at = powershell.end()
+            return self._value(powershell[1], None, in_quotes=in_quotes)
         match = _NAME.match(text, start + 1)
         if match:
             self.at = match.end()
@@ -313,6 +332,13 @@ class _Lexer:
             self.at += 1
             return template.command(f"${following}")
         return "$"
+
+    def _percent(self) -> None:
+        """``%NAME%`` of cmd.exe."""
+        match = _PERCENT.match(self.text, self.at)
+        if match is not None:
+            self.at = match.end()
+            self._add(self._value(match[1], None, in_quotes=True))
 
     def _ansi(self) -> str:
         out, self.at = "", self.at + 2

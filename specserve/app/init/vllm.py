@@ -495,10 +495,19 @@ def _hub_token(sheet: Sheet, value: str) -> None:
     )
 
 
+def is_of_engine(name: str) -> bool:
+    """Whether a variable is read by the engine or what it stands on, as far as names tell.
+
+    >>> is_of_engine("VLLM_LOGGING_LEVEL"), is_of_engine("MODEL")
+    (True, False)
+    """
+    return _OF_ENGINE.match(name) is not None
+
+
 def _environment(sheet: Sheet, env: Mapping[str, str], exported: Mapping[str, str]) -> None:
     """Variables of the engine; secrets as variables, those of a container left out."""
     ours: dict[str, JsonValue] = {}
-    meant = {name: value for name, value in exported.items() if _OF_ENGINE.match(name)}
+    meant = {name: value for name, value in exported.items() if is_of_engine(name)}
     for name, value in {**meant, **env}.items():
         if template.commands_in(value):
             sheet.leave(f"{name}={value}", "nothing is executed to learn its value")
