@@ -498,4 +498,29 @@ FORMS = [
         "llama-server -hf o/q --spec-type ngram-simple --draft-max 8 --api-key $KEY",
         {PATH: "o/q", METHOD: "ngram", TOKENS: 8, "server.api_key": "${KEY}"},
     ),
+    Form(
+        "compose with a script and its arguments",
+        "services:\n  v:\n    image: vllm/vllm-openai\n    entrypoint:\n      - /bin/bash\n      - -c\n      - |\n        python3 /patch.py\n"
+        '        exec vllm serve "$$@"\n      - --\n    command:\n      - --model\n      - Q/q\n      - --served-model-name\n      - a\n      - b\n'
+        '      - --speculative-config\n      - \'{"method":"mtp","num_speculative_tokens":3}\'\n',
+        {PATH: "Q/q", "server.served_model_name": ["a", "b"], METHOD: "mtp", TOKENS: 3},
+    ),
+    Form(
+        "Kubernetes with a script that reads the container's variables",
+        "kind: Pod\nspec:\n  containers:\n    - image: x\n      command: [/bin/bash, -c]\n      args:\n        - |\n"
+        '          MODEL=Q/q\n          vllm serve ${MODEL} -tp ${TP} --api-key "${API_KEY}"\n'
+        "      env:\n        - {name: TP, value: '4'}\n        - {name: API_KEY, valueFrom: {secretKeyRef: {name: s, key: k}}}\n",
+        {PATH: "Q/q", TP: 4, "server.api_key": "${API_KEY}"},
+    ),
+    Form(
+        "a script inside a script",
+        "export TP=2 KEY_TOKEN=secret\nbash -c 'vllm serve \"$1\" -tp $TP --api-key $KEY_TOKEN' serve Q/q\n",
+        {PATH: "Q/q", TP: 2, "server.api_key": "${KEY_TOKEN}"},
+    ),
+    Form(
+        "speculation from a file",
+        'vllm serve Q/q --speculative-config "$(cat spec.json)"',
+        {"speculative_decoding.enabled": False},
+        ("$(cat spec.json)",),
+    ),
 ]

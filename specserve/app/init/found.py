@@ -12,6 +12,7 @@ from typing import Literal
 from specserve.app.init import template
 from specserve.app.init.arguments import is_known
 from specserve.app.init.shell import Script, read_script
+from specserve.log import is_secret_name
 
 ServerKind = Literal["vllm", "sglang", "tgi", "llama.cpp"]
 
@@ -133,7 +134,7 @@ def in_container(
     """What a container starts: its entrypoint with its command; without an entrypoint that of the
     image, as far as the image's name tells."""
     words = [*(entrypoint or ()), *command]
-    out = list(_in_words(words, {}, Script(), place, depth))
+    out = list(_in_words(words, {}, Script(exported=dict(env)), place, depth))
     if not out:
         server = server_of(image)
         at_flags = [is_known(word) for word in command if word.startswith("-")]
@@ -147,6 +148,7 @@ def in_container(
         replace(
             found,
             env={**env, **found.env},
+            exported={key: value for key, value in found.exported.items() if key not in env},
             in_container=True,
             notes=(*notes, *found.notes),
         )
@@ -196,14 +198,26 @@ def _in_words(
             return
         if " " in word.strip() and _HINT.search(word):
             before = dict(_assignments(words[:at]))
-            yield from _nested(word, {**env, **before}, script, place, depth)
+            # Behind a script stand its name and its arguments.
+            after = words[at + 2 :]
+            yield from _nested(word, {**env, **before}, script, place, depth, positional=after)
             return
 
 
 def _nested(
-    text: str, env: Mapping[str, str], script: Script, place: str, depth: int
+    text: str,
+    env: Mapping[str, str],
+    script: Script,
+    place: str,
+    depth: int,
+    *,
+    positional: Sequence[str] | None = None,
 ) -> Iterator[Found]:
-    inner = read_script(text)
+    """The servers of a script inside a command. It sees the environment, but for secrets, which
+    stay variables."""
+    around = {**script.exported, **env}
+    known = {name: value for name, value in around.items() if not is_secret_name(name)}
+    inner = read_script(text, known, positional)
     inner.exported = {**script.exported, **inner.exported}
     inner.has_conditions = inner.has_conditions or script.has_conditions
     for command in inner.commands:

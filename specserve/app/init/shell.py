@@ -11,7 +11,7 @@ backslash, a comment between continued lines, ``<placeholder>``, continuations o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specserve.app.init import template
@@ -75,9 +75,16 @@ class Script:
     has_conditions: bool = False
 
 
-def read_script(text: str) -> Script:
-    """The commands of a text, in order."""
-    script = Script()
+def read_script(
+    text: str, known: Mapping[str, str] | None = None, positional: Sequence[str] | None = None
+) -> Script:
+    """The commands of a text, in order.
+
+    ``known``: variables that its environment sets. ``positional``: what ``$1`` and ``"$@"`` are.
+    """
+    script = Script(values=dict(known or {}))
+    if positional is not None:
+        script.arrays["@"] = list(positional)
     for words, line in _Lexer(text, script):
         _take(script, words, line)
     return script
@@ -330,6 +337,11 @@ class _Lexer:
         self.at += 1
         if following and following in "0123456789@*#?!":
             self.at += 1
+            given = self.script.arrays.get("@")
+            if given is not None and following in "@*":
+                return template.array("@")
+            if given is not None and following in "123456789":
+                return "".join(given[int(following) - 1 : int(following)])
             return template.command(f"${following}")
         return "$"
 
@@ -398,6 +410,9 @@ class _Lexer:
         if known is None and name in self.script.arrays:
             known = " ".join(self.script.arrays[name][:1])
         if known is None or (known == "" and default is not None):
+            given = self.script.arrays.get("@")
+            if name.isdigit() and given is not None and given[int(name) - 1 : int(name)]:
+                return given[int(name) - 1]
             if name.isdigit() and default is None:
                 return template.command(f"${name}")
             if name.isdigit():

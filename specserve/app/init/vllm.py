@@ -142,6 +142,7 @@ class _Reader:
     def take(self, argument: Argument) -> None:
         """One argument."""
         if any(template.commands_in(value) for value in (argument.written, *argument.values)):
+            self.has_spec = self.has_spec or argument.name == "speculative-config"
             shown = _written(argument)
             self.sheet.leave(shown, "nothing is executed to learn its value; write it yourself")
             return
