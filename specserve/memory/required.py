@@ -32,7 +32,7 @@ _ALL_HEADS_KEPT = (
 """Families with configs from before grouped heads: every head has its own keys and values."""
 _OWN_HEAD_DIM = (
     "qwen3", "gemma", "glm4_moe", "minimax", "gpt_oss", "mimo_v2", "nemotron_h", "deepseek_v4",
-    "llama4", "exaone4", "step3p",
+    "deepseek_ref", "llama4", "exaone4", "step3p",
 )  # fmt: skip
 """Families whose heads are not as wide as hidden size / heads."""
 _GPT2 = ("gpt", "bloom", "mpt", "falcon", "codegen")

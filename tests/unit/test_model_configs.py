@@ -336,6 +336,7 @@ def test_a_public_config_lacks_nothing(model: Public) -> None:
         ("meta-llama/Meta-Llama-3.1-70B", "intermediate_size"),
         ("deepseek-ai/DeepSeek-V3.2", "n_routed_experts"),
         ("deepseek-ai/DeepSeek-V3.2", "kv_lora_rank"),
+        ("sgl-project/DeepSeek-V4-Flash-FP8", "head_dim"),
         ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "hybrid_override_pattern"),
         ("nvidia/Llama-3_3-Nemotron-Super-49B-v1", "block_configs"),
         ("MiniMaxAI/MiniMax-M2.5", "num_local_experts"),
