@@ -1,21 +1,21 @@
 """Arguments as vLLM's own parser reads them: which word is a flag, which is its value.
 
-``flags.json`` has the flags of vLLM 0.32 by what they take; a test holds it against the recorded
-parser (tests/data/engine). A flag of another version takes the words that follow it.
+The flags are those of the newest vLLM with a profile. A flag that it does not have takes the word
+that follows it.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 
 from specserve.app.init import template
 from specserve.app.init.shell import split
 from specserve.config.extra_args import FLAG_ALIASES, read_flag
+from specserve.engine.installed import profiles
+from specserve.engine.installed.introspect import Flag
 
 _TWO_IN_ONE = re.compile(r"--[\w.-]+\s+\S")
 _ONE = ("value", "repeat", "optional")
@@ -46,8 +46,14 @@ class Argument:
 @functools.cache
 def kinds() -> Mapping[str, str]:
     """Long name -> what the flag takes."""
-    text = resources.files("specserve.app.init").joinpath("flags.json").read_text("utf-8")
-    return {name: kind for kind, names in json.loads(text).items() for name in names}
+    flags = profiles.facts(profiles.newest()).flags.values()
+    return {flag.options[0].lstrip("-"): _kind(flag) for flag in flags}
+
+
+def _kind(flag: Flag) -> str:
+    if flag.optional_value:
+        return "optional"
+    return flag.kind
 
 
 def is_known(word: str) -> bool:

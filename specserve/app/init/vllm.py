@@ -19,6 +19,7 @@ from specserve.config.models import DraftModel
 from specserve.config.speculation import WITHOUT_DRAFT, SpeculativeDecoding
 from specserve.engine.command.removed import FLAGS as REMOVED
 from specserve.engine.command.removed import VARIABLES as REMOVED_VARIABLES
+from specserve.engine.installed.profiles import newest
 
 _SPEC, _DRAFT, _TARGET = (
     "speculative_decoding",
@@ -258,7 +259,9 @@ class _Reader:
     def _extra(self, argument: Argument) -> None:
         name = argument.name
         if argument.kind is None:
-            self.sheet.say(f"{argument.written}: vLLM 0.32 has no such flag; passed on as it is")
+            self.sheet.say(
+                f"{argument.written}: vLLM {newest()} has no such flag; passed on as it is"
+            )
         if argument.path:
             here = _mapping(self.extra.get(name))
             _put_at(
