@@ -416,7 +416,7 @@ def _references() -> Iterable[Family]:
         (
             "break_even_acceptance_rate",
             "ratio",
-            "Acceptance rate at which speculation neither helps nor hurts, now.",
+            "Acceptance rate at which speculation neither helps nor hurts; absent where none pays.",
         ),
     )
 

@@ -21,6 +21,7 @@ from specserve.checkpoint.quantization import quant_method
 from specserve.config.models import DraftModel, TargetModel
 from specserve.config.schema import Settings
 from specserve.config.speculation import NEEDS_DRAFT
+from specserve.engine.inside import economics
 from specserve.errors import ConfigError, PreflightRefused, Problem
 from specserve.files import read_small
 from specserve.findings import CODES, Finding, Severity, Verdicts
@@ -474,7 +475,11 @@ def _both(
 ) -> vocabulary.Verdict:
     is_head = settings.method != "draft_model"
     if settings.method in NEEDS_DRAFT:
-        together = list(match.check(settings, target, draft, is_head=is_head))
+        together = list(
+            match.check(
+                settings, target, draft, is_head=is_head, break_even=economics.break_even_chance
+            )
+        )
         if any(f.code == "draft-is-target" for f in together):
             return vocabulary.Verdict((*found, *together))
         found += together

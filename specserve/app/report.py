@@ -31,8 +31,9 @@ def write(results: Sequence[Result], out: Path) -> list[tuple[BenchVerdict, ...]
     (out / "report.md").write_text(document.markdown(sections, title), encoding="utf-8")
     (out / "report.html").write_text(document.page(sections, title), encoding="utf-8")
     profile = breakeven.profile(pairs[0])
-    if len(results) == 1 and profile["cells"]:
-        (out / "profile.json").write_text(json.dumps(profile, indent=1), encoding="utf-8")
+    if len(results) == 1 and profile.steps:
+        text = json.dumps(profile.as_dict(), indent=1)
+        (out / "profile.json").write_text(text, encoding="utf-8")
     return judged
 
 

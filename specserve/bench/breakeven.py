@@ -4,66 +4,47 @@ times."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-
-from pydantic import JsonValue
 
 from specserve.bench import judge
 from specserve.bench.judge import BenchCell, BenchVerdict
-from specserve.bench.result import Result, Speculation
-
-PROFILE_VERSION = 1
-
-
-@dataclass(frozen=True)
-class StepTimes:
-    """What one step costs with and without speculation, at one concurrency."""
-
-    concurrency: int
-    baseline_step_seconds: float
-    """The baseline's median TPOT: one token a step."""
-    speculative_step_seconds: float
-    """The speculative TPOT times the tokens of a step."""
-    num_speculative_tokens: int
-    draft_tokens_per_step: float
-    """Tokens drafted per sequence and step; fewer than num_speculative_tokens when not every step
-    drafts (ngram)."""
-
-    @property
-    def break_even_acceptance(self) -> float:
-        """The acceptance rate at which a token costs the same in both arms; above 1 it never pays.
-
-        A step makes 1 + rate x drafted tokens in the speculative step time, so the arms meet where
-        1 + rate x drafted = speculative step / baseline step.
-
-        >>> StepTimes(1, 0.010, 0.016, 3, 3.0).break_even_acceptance
-        0.2
-        """
-        longer = self.speculative_step_seconds / self.baseline_step_seconds
-        return round((longer - 1) / self.draft_tokens_per_step, 6)
+from specserve.bench.result import Result
+from specserve.engine.inside import economics
+from specserve.engine.inside.step_profile import Acceptance, StepProfile, StepTime
 
 
-def tokens_per_step(output_tokens: float, spec: Speculation) -> float:
-    """Tokens of a sequence per step it took part in: every token that no draft gave cost a step.
+def profile(verdict: BenchVerdict) -> StepProfile:
+    """Step times of both arms by concurrency, over all workloads measured at it, and what each
+    workload accepted. Unsound cells do not count.
 
-    >>> tokens_per_step(100, Speculation(drafts=50, draft_tokens=150, accepted_tokens=50))
-    2.0
+    The baseline's step is its median TPOT, one token a step; the speculative step is the TPOT times
+    the tokens of a step.
     """
-    return output_tokens / max(output_tokens - spec.accepted_tokens, 1.0)
-
-
-def step_times(verdict: BenchVerdict) -> list[StepTimes]:
-    """One row per concurrency, over all workloads measured at it. Unsound cells do not count."""
+    result = verdict.result
     sound = [c for c in verdict.cells if c.verdict != "unsound"]
-    rows = []
+    steps: list[StepTime] = []
     for concurrency in sorted({c.concurrency for c in sound}):
-        here = [c for c in sound if c.concurrency == concurrency]
-        rows += _rows(verdict.result, here)
-    return rows
+        steps += _steps(result, [c for c in sound if c.concurrency == concurrency])
+    arm = result.arms[1].config
+    method = arm.get("speculative_decoding.method")
+    k = arm.get("speculative_decoding.num_speculative_tokens")
+    if not isinstance(k, int):
+        k = max((step.num_speculative_tokens for step in steps), default=None)
+    if not isinstance(method, str):
+        method = None
+    return StepProfile(
+        tuple(steps),
+        tuple(_acceptance(result, sound)),
+        method=method,
+        num_speculative_tokens=k,
+        engine=result.engine,
+        gpus=tuple(result.machine.gpus),
+        processor=result.machine.processor,
+        created=result.created,
+    )
 
 
-def _rows(result: Result, cells: Sequence[BenchCell]) -> list[StepTimes]:
-    """The row of these cells, which share a concurrency; empty where something for it is
+def _steps(result: Result, cells: Sequence[BenchCell]) -> list[StepTime]:
+    """The two rows of these cells, which share a concurrency; none where something for them is
     unknown."""
     arm = result.arms[1]
     keys = {(c.workload, c.concurrency) for c in cells}
@@ -78,24 +59,18 @@ def _rows(result: Result, cells: Sequence[BenchCell]) -> list[StepTimes]:
     if not isinstance(configured, int):
         configured = max(1, round(spec.draft_tokens / spec.drafts))
     off, on = (sum(medians) / len(known) for medians in zip(*known, strict=True))
-    row = StepTimes(
-        concurrency=cells[0].concurrency,
-        baseline_step_seconds=off,
-        speculative_step_seconds=on * tokens_per_step(tokens, spec),
-        num_speculative_tokens=configured,
-        draft_tokens_per_step=spec.draft_tokens / (tokens - spec.accepted_tokens),
-    )
-    return [row]
+    batch = float(cells[0].concurrency)
+    drafted = spec.draft_tokens / (tokens - spec.accepted_tokens)
+    on *= economics.tokens_per_step(tokens, spec.accepted_tokens)
+    return [StepTime(batch, 0, 1.0, off), StepTime(batch, configured, 1 + drafted, on)]
 
 
-def profile(verdict: BenchVerdict) -> dict[str, JsonValue]:
-    """What the sidecar reads to tell the speedup now and the break-even acceptance."""
-    return {
-        "version": PROFILE_VERSION,
-        "engine": verdict.result.engine,
-        "created": verdict.result.created,
-        "cells": [
-            {**asdict(row), "break_even_acceptance": row.break_even_acceptance}
-            for row in step_times(verdict)
-        ],
-    }
+def _acceptance(result: Result, cells: Sequence[BenchCell]) -> list[Acceptance]:
+    """By workload, over its loads."""
+    arm, rows = result.arms[1].name, []
+    for workload in dict.fromkeys(c.workload for c in cells):
+        blocks = [b for b in result.blocks if b.arm == arm and b.workload == workload]
+        by_position = judge.total(blocks).acceptance_per_position
+        if by_position:
+            rows.append(Acceptance(workload, tuple(by_position)))
+    return rows

@@ -147,11 +147,17 @@ def _positions(axes: Axes, verdict: BenchVerdict) -> bool:
 
 
 def _breakeven(axes: Axes, verdict: BenchVerdict) -> bool:
-    steps = breakeven.step_times(verdict)
-    if not steps:
+    cells = breakeven.profile(verdict).cells
+    if not cells:
         return False
-    xs = [s.concurrency for s in steps]
-    limits = [100 * s.break_even_acceptance for s in steps]
+    xs = [round(concurrency) for concurrency, _ in cells]
+    # Where no acceptance pays, the whole range is slower.
+    limits = []
+    for _, step in cells:
+        limit = 1.0
+        if step.break_even is not None:
+            limit = step.break_even
+        limits.append(100 * limit)
     axes.plot(xs, limits, "--", color=_COLOURS["slower"], marker="_")
     axes.fill_between(xs, 0, limits, color=_COLOURS["slower"], alpha=0.08)
     for cell in verdict.cells:

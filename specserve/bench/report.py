@@ -184,15 +184,15 @@ BREAK_EVEN = (
 
 def _break_even(verdict: BenchVerdict) -> Table:
     rows = []
-    for step in breakeven.step_times(verdict):
-        here = [c.speculative for c in verdict.cells if c.concurrency == step.concurrency]
+    for concurrency, step in breakeven.profile(verdict).cells:
+        here = [c.speculative for c in verdict.cells if c.concurrency == concurrency]
         measured = mean([a.acceptance_rate for a in here if a.acceptance_rate is not None])
         limit = "never pays"
-        if step.break_even_acceptance <= 1:
-            limit = percent(step.break_even_acceptance)
-        off, on = step.baseline_step_seconds, step.speculative_step_seconds
+        if step.break_even is not None:
+            limit = percent(step.break_even)
+        off, on = step.off_seconds, step.on_seconds
         times = (f"{off * 1000:.1f}", f"{on * 1000:.1f}")
-        rows.append((str(step.concurrency), *times, limit, percent(measured)))
+        rows.append((f"{concurrency:.0f}", *times, limit, percent(measured)))
     head = ("concurrency", "step off, ms", "step on, ms")
     return Table((*head, "break-even acceptance", "measured acceptance"), tuple(rows))
 

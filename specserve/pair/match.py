@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from specserve.checkpoint.context import context_length, native_length, uses_mrope
 from specserve.checkpoint.facts import ModelFacts
@@ -16,6 +16,10 @@ from specserve.units import percent, size
 DRAFT = "models.draft_model.path"
 SMALLEST, LARGEST = 1 / 50, 1 / 4
 """Bytes of draft weights per byte of target weights outside which a pair rarely pays."""
+
+BreakEven = Callable[[float, int], float | None]
+"""The acceptance at which k drafts pay that each cost a part of the target's step; None where none
+does. What speculation costs is the engine's knowledge, so a caller above brings it."""
 
 _SIZES = (
     "hidden_size",
@@ -31,7 +35,12 @@ _NO_FLOAT16 = frozenset({"gemma2", "gemma3", "gemma3_text", "glm4"})
 
 
 def check(
-    settings: Settings, target: ModelFacts, draft: ModelFacts, *, is_head: bool
+    settings: Settings,
+    target: ModelFacts,
+    draft: ModelFacts,
+    *,
+    is_head: bool,
+    break_even: BreakEven,
 ) -> Iterator[Finding]:
     """Everything that only the two together can tell."""
     if _same_model(target, draft):
@@ -46,7 +55,7 @@ def check(
         return
     if settings.method == "draft_model":
         if is_own_draft(target, draft):
-            yield from _own(settings, target, draft)
+            yield from _own(settings, target, draft, break_even)
         else:
             yield from _ratio(target, draft)
     yield from _context(settings, target, draft, is_head=is_head)
@@ -106,7 +115,9 @@ def is_own_draft(target: ModelFacts, draft: ModelFacts) -> bool:
     return quantization_section(target.config) != quantization_section(draft.config)
 
 
-def _own(settings: Settings, target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:
+def _own(
+    settings: Settings, target: ModelFacts, draft: ModelFacts, break_even: BreakEven
+) -> Iterator[Finding]:
     """Judged by bytes: what k drafts read beside the target's own step, against what they save."""
     ours, theirs = target.total_size_bytes, draft.total_size_bytes
     k = settings.num_speculative_tokens
@@ -128,25 +139,6 @@ def _own(settings: Settings, target: ModelFacts, draft: ModelFacts) -> Iterator[
         if needed > _HARD_TO_REACH:
             severity = "warning"
         yield Finding("own-draft", severity, DRAFT, message, fix)
-
-
-def break_even(part: float, k: int) -> float | None:
-    """The acceptance at which k drafts, each reading ``part`` of the target's bytes, cost what they
-    save; None where none does. A step reads 1 + k x part and gives 1 + a + a^2 + ... + a^k tokens.
-
-    >>> round(break_even(0.3, 3), 3), break_even(1.0, 3)
-    (0.509, None)
-    """
-    if part >= 1:
-        return None
-    low, high = 0.0, 1.0
-    for _ in range(40):
-        middle = (low + high) / 2
-        if sum(middle**i for i in range(1, k + 1)) < k * part:
-            low = middle
-        else:
-            high = middle
-    return high
 
 
 def _ratio(target: ModelFacts, draft: ModelFacts) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from specserve.engine.http.metrics import EngineSample, EngineSnapshot
+from specserve.engine.inside.step_profile import StepProfile
 from specserve.metric_families import (
     CONDITIONS,
     STATES,
@@ -117,7 +118,7 @@ class Observer:
     spans: tuple[float, ...] = WINDOWS
     policy: Policy = field(default_factory=Policy)
     baseline: Baseline = field(default_factory=Baseline)
-    profile: speedup.Profile | None = None
+    profile: StepProfile | None = None
     speculation_configured: bool = False
     history: deque[Point] = field(
         default_factory=lambda: deque(maxlen=int(HISTORY_SECONDS / HISTORY_STEP_SECONDS) + 1)

@@ -468,15 +468,15 @@ def test_absent_is_not_zero() -> None:
 
 def test_break_even_is_where_a_token_costs_the_same() -> None:
     """A 1.5x arm at 70 % acceptance of 3 tokens breaks even where its step costs what the baseline's does."""
-    (row,) = breakeven.step_times(judge.verdict(simulate(1.5, block_noise=0.0001)))
-    ratio = row.speculative_step_seconds / row.baseline_step_seconds
-    assert ratio == pytest.approx(3.1 / 1.5, rel=0.03)
-    assert row.break_even_acceptance == pytest.approx((3.1 / 1.5 - 1) / 3, rel=0.05)
+    profile = breakeven.profile(judge.verdict(simulate(1.5, block_noise=0.0001)))
+    ((_, worth),) = profile.cells
+    assert worth.cost == pytest.approx(3.1 / 1.5, rel=0.03)
+    assert worth.break_even == pytest.approx((3.1 / 1.5 - 1) / 3, rel=0.05)
 
 
 def test_unsound_cells_make_no_profile() -> None:
     """What may not be told to a person may not steer the sidecar either."""
-    assert breakeven.profile(judge.verdict(simulate(1.5, drift=0.15)))["cells"] == []
+    assert breakeven.profile(judge.verdict(simulate(1.5, drift=0.15))).steps == ()
 
 
 def test_order_goes_there_and_back_again() -> None:

@@ -18,6 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from specserve.config.schema import Settings
 from specserve.engine.http.metrics import parse
+from specserve.engine.inside import step_profile
+from specserve.engine.inside.step_profile import Acceptance, StepProfile, StepTime
 from specserve.engine.output.logs import EngineReport
 from specserve.errors import ConfigError
 from specserve.gpu.telemetry import GpuMeans, Telemetry, ThreadedTelemetry
@@ -313,16 +315,15 @@ def test_the_form_of_a_baseline_file_stays(tmp_path) -> None:
     assert path.read_text() == text
 
 
-def profile(*cells: tuple[float, float, float, int]) -> speedup.Profile:
+def profile(*cells: tuple[float, float, float, int]) -> StepProfile:
     names = (
         "concurrency",
         "baseline_step_seconds",
         "speculative_step_seconds",
         "num_speculative_tokens",
     )
-    return speedup.Profile.model_validate(
-        {"version": 1, "cells": [dict(zip(names, c, strict=True)) for c in cells]}
-    )
+    rows = [dict(zip(names, c, strict=True)) for c in cells]
+    return step_profile.parse(json.dumps({"version": 1, "cells": rows}))
 
 
 @pytest.mark.parametrize(
@@ -359,18 +360,37 @@ def test_speedup_and_break_even_at_the_batch_size(
 
 
 def test_the_profile_of_the_benchmark_is_read() -> None:
-    """Sidecar and benchmark mean the same break-even, also when not every step drafts."""
-    from specserve.bench.breakeven import StepTimes
-
-    row = StepTimes(4, 0.010, 0.013, 5, 2.0)
-    cell = {**vars(row), "break_even_acceptance": row.break_even_acceptance}
-    read = speedup.Profile.model_validate(
-        {"version": 1, "engine": {}, "created": "", "cells": [cell]}
-    )
-    seen = speedup.readings(read, {key("specserve_requests_running"): 4}, [])
-    assert seen == {
-        key("specserve_break_even_acceptance_rate"): pytest.approx(row.break_even_acceptance)
+    """Sidecar and benchmark mean the same break-even, also when not every step drafts, and version
+    1 of the file says the same as version 2."""
+    steps = (StepTime(4, 0, 1, 0.010), StepTime(4, 5, 3.0, 0.013))
+    written = StepProfile(steps, (Acceptance("chat", (0.8, 0.5)),), "ngram", 5, "vllm 0.32.0")
+    cell = {
+        "concurrency": 4,
+        "baseline_step_seconds": 0.010,
+        "speculative_step_seconds": 0.013,
+        "num_speculative_tokens": 5,
+        "draft_tokens_per_step": 2.0,
+        "break_even_acceptance": 0.15,
     }
+    first = step_profile.parse(json.dumps({"version": 1, "created": "", "cells": [cell]}))
+    second = step_profile.parse(json.dumps(written.as_dict()))
+    assert second == written
+    for read in (first, second):
+        seen = speedup.readings(read, {key("specserve_requests_running"): 4}, [])
+        assert seen == {key("specserve_break_even_acceptance_rate"): pytest.approx(0.15)}
+
+
+def test_no_break_even_where_no_acceptance_pays() -> None:
+    """A step that takes longer than all its drafts could bring has no break-even; the margin says
+    how far it is from one."""
+    known = {
+        key("specserve_requests_running"): 4,
+        key("specserve_tokens_per_step", window="5m"): 4.5,
+        key("specserve_acceptance_rate", window="5m"): 0.7,
+    }
+    seen = speedup.readings(profile((4, 0.010, 0.080, 5)), known, ["5m"])
+    assert key("specserve_break_even_acceptance_rate") not in seen
+    assert seen[key("specserve_break_even_margin", window="5m")] == pytest.approx(0.7 - 1.4)
 
 
 def test_without_a_profile_nothing_is_estimated() -> None:
@@ -382,8 +402,14 @@ def test_without_a_profile_nothing_is_estimated() -> None:
     ("text", "says"),
     [
         ("{", "not JSON"),
-        ('{"version": 2, "cells": []}', "version"),
+        ("[]", "object"),
+        ('{"version": 3, "cells": []}', "version"),
         ('{"version": 1, "cells": []}', "cells"),
+        ('{"version": 1, "cells": [{"concurrency": 1}]}', "cells.0.num_speculative_tokens"),
+        ('{"version": 2, "cells": []}', "steps"),
+        ('{"version": 2, "steps": [{"batch": -1}]}', "steps.0.batch"),
+        ('{"version": 2, "steps": [{"batch": true}]}', "steps.0.batch"),
+        ('{"version": 2, "steps": [{"batch": 1e999}]}', "steps.0.batch"),
     ],
 )
 def test_a_profile_that_is_none(tmp_path, text: str, says: str) -> None:

@@ -24,6 +24,7 @@ from specserve.checkpoint.mistral import config_of
 from specserve.checkpoint.quantization import kv_cache_dtype, with_quant_file
 from specserve.checkpoint.read import read
 from specserve.config.schema import Settings
+from specserve.engine.inside.economics import break_even_chance
 from specserve.memory import layers as cache_layers
 from specserve.memory import parameters, required
 from specserve.memory.blocks import blocks
@@ -372,10 +373,15 @@ def test_the_target_as_its_own_draft_is_judged_by_bytes(
     }
     settings = Settings.model_validate(body)
     (found,) = [
-        f for f in match.check(settings, target, draft, is_head=False) if f.code == "own-draft"
+        f
+        for f in match.check(settings, target, draft, is_head=False, break_even=break_even_chance)
+        if f.code == "own-draft"
     ]
     assert found.severity == severity
     assert said in found.message
     other = replace(everything()["Qwen/Qwen3-1.7B"].facts, total_size_bytes=4 * 10**9)
-    codes = {f.code for f in match.check(settings, target, other, is_head=False)}
+    codes = {
+        f.code
+        for f in match.check(settings, target, other, is_head=False, break_even=break_even_chance)
+    }
     assert "own-draft" not in codes

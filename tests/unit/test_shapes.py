@@ -10,6 +10,7 @@ import pytest
 from specserve.checkpoint.facts import ModelFacts
 from specserve.checkpoint.read import read
 from specserve.config.schema import Settings
+from specserve.engine.inside.economics import break_even_chance
 from specserve.pair import consistency, match
 from specserve.pair.consistency import Role
 from tests import checkpoints as make
@@ -144,7 +145,10 @@ def test_size_ratio(sizes: tuple[int, int], said: bool) -> None:
     target, draft = (
         ModelFacts(n, {}, total_size_bytes=s) for n, s in zip("td", sizes, strict=True)
     )
-    codes = [f.code for f in match.check(settings(), target, draft, is_head=False)]
+    codes = [
+        f.code
+        for f in match.check(settings(), target, draft, is_head=False, break_even=break_even_chance)
+    ]
     assert ("size-ratio" in codes) is said
 
 
@@ -154,7 +158,10 @@ def test_draft_types_are_told(tmp_path: Path) -> None:
     target = read(
         str(make.write(tmp_path / "t", make.llama(quantization_config={"quant_method": "fp8"})))
     )
-    found = {f.code: f for f in match.check(settings(), target, draft, is_head=False)}
+    found = {
+        f.code: f
+        for f in match.check(settings(), target, draft, is_head=False, break_even=break_even_chance)
+    }
     assert {c: f.severity for c, f in found.items()} == {
         "draft-dtype": "info",
         "draft-quantization": "info",
@@ -174,11 +181,15 @@ def test_fine_tune_of_the_same_shape_is_not_the_same_model(tmp_path: Path) -> No
     target = make.write(tmp_path / "t", make.llama())
     other = make.write(tmp_path / "o", make.llama())
     one, two = read(str(target)), read(str(other))
-    assert "draft-is-target" in [f.code for f in match.check(settings(), one, two, is_head=False)]
+    assert "draft-is-target" in [
+        f.code
+        for f in match.check(settings(), one, two, is_head=False, break_even=break_even_chance)
+    ]
     weights = other / "model.safetensors"
     data = bytearray(weights.read_bytes())
     data[len(data) // 2 + 100] = 1
     weights.write_bytes(bytes(data))
     assert "draft-is-target" not in [
-        f.code for f in match.check(settings(), one, two, is_head=False)
+        f.code
+        for f in match.check(settings(), one, two, is_head=False, break_even=break_even_chance)
     ]
