@@ -81,6 +81,26 @@ def test_speculative_config_is_one_element_of_json() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("path", "method"),
+    [
+        ("google/gemma-4-31b-it-assistant", None),
+        ("/models/gemma-4-31b-it-assistant", None),
+        ("Qwen/Qwen3-0.6B", None),
+        ("/models/draft", "draft_model"),
+    ],
+)
+def test_a_method_that_nobody_knows_is_left_to_the_engine(path: str, method: str | None) -> None:
+    """A draft on the Hub, or named like a head, may be of any kind; vLLM reads its config before it decides."""
+    made = settings(
+        models={"target_model": {"path": "/m/t"}, "draft_model": {"path": path}},
+        speculative_decoding={"num_speculative_tokens": 2},
+    )
+    config = json.loads(after(build(made, installed=GPU).argv, "--speculative-config"))
+    assert config.get("method") == method
+    assert ("draft_tensor_parallel_size" in config) == (method is not None)
+
+
 def test_secrets_are_in_the_environment_and_masked_when_shown() -> None:
     """Neither argv nor the printed line holds the API key or the Hub token."""
     made = settings(

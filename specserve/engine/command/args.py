@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pydantic import JsonValue
 
+from specserve.checkpoint.hub import looks_like_a_folder
 from specserve.config import harmless, legacy
 from specserve.config.base import FITTING
 from specserve.config.schema import Settings
@@ -56,6 +58,7 @@ _ANY_METHOD = (
     "disable_padded_drafter_batch",
 )
 
+_HEAD_NAME = re.compile(r"assistant|speculator|eagle|medusa|mtp|dflash|dspark", re.IGNORECASE)
 REQUIRE_KEY = "specserve.engine.inside.auth.RequireKey"
 QUIET_PATHS = "/health,/metrics,/ping"
 """Paths whose access log would drown the engine's own lines."""
@@ -167,20 +170,34 @@ def speculative_config(settings: Settings) -> dict[str, JsonValue] | None:
     """vLLM's ``--speculative-config``, or None when the target is served alone.
 
     ``num_speculative_tokens`` is always written: leaving it out makes 0.28 and 0.29 fail for mtp
-    (vllm-project/vllm#55323).
+    (vllm-project/vllm#55323). The method of a Hub draft that nobody gave and no config.json told
+    (:mod:`specserve.app.derive`) is left to vLLM, which reads the draft's config.
     """
     method, spec = settings.method, settings.speculative_decoding
     if method is None:
         return None
     keys = (*_BY_METHOD.get(method, ()), *_ANY_METHOD)
+    named: dict[str, JsonValue] = {"method": method}
+    if _is_left_open(settings):
+        named = {}
     return {
-        "method": method,
+        **named,
         **_draft_keys(settings),
         "num_speculative_tokens": settings.num_speculative_tokens,
         **_schedule_key(settings),
         **{key: value for key in keys if (value := getattr(spec, key)) is not None},
         **spec.extra_config,
     }
+
+
+def _is_left_open(settings: Settings) -> bool:
+    """Whether only vLLM will know the method: nobody gave it, no file told it, and the draft is on
+    the Hub or has the name of something else than a model that drafts by itself.
+    """
+    draft = settings.models.draft_model
+    if settings.speculative_decoding.method is not None or draft is None:
+        return False
+    return not looks_like_a_folder(draft.path) or _HEAD_NAME.search(draft.path) is not None
 
 
 def _schedule_key(settings: Settings) -> dict[str, list[list[int]]]:
@@ -194,7 +211,9 @@ def _draft_keys(settings: Settings) -> dict[str, JsonValue]:
     if draft is None or not settings.uses_draft_model:
         return {}
     tensor_parallel_size = draft.tensor_parallel_size
-    if tensor_parallel_size is not None or settings.method == "draft_model":
+    if _is_left_open(settings):
+        tensor_parallel_size = None  # vLLM's default fits every method
+    elif tensor_parallel_size is not None or settings.method == "draft_model":
         tensor_parallel_size = settings.draft_tensor_parallel_size()
     values = {
         "model": draft.path,
