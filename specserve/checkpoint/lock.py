@@ -12,8 +12,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-
-from pydantic import JsonValue
+from typing import Any
 
 from specserve.checkpoint.facts import ModelFacts
 from specserve.checkpoint.safetensors import Corrupt, parse_object
@@ -134,14 +133,12 @@ def read_manifest(path: Path) -> Manifest:
     return Manifest(models, revisions)
 
 
-def _records(files: Mapping[str, JsonValue]) -> dict[str, FileRecord]:
+def _records(files: Mapping[str, Any]) -> dict[str, FileRecord]:
     records = {}
     for name, entry in files.items():
         if ".." in PurePosixPath(name).parts or PurePosixPath(name).is_absolute():
             raise Corrupt(f"{name!r} is outside the checkpoint")
-        if not isinstance(entry, dict) or not isinstance(entry["size"], int):
-            raise Corrupt(f"{name!r} has no size")
-        records[name] = FileRecord(entry["size"], str(entry["sha256"]))
+        records[name] = FileRecord(int(entry["size"]), str(entry["sha256"]))
     return records
 
 

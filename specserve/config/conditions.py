@@ -16,6 +16,7 @@ from typing import TypeAlias
 from pydantic import JsonValue
 
 from specserve.config.speculation import (
+    CONTROLLABLE,
     METHODS,
     NEEDS_DRAFT,
     ONLY_FOR,
@@ -70,7 +71,7 @@ def _spec(key: str, is_: Schema, *, required: bool = False) -> Schema:
 
 def _speculation() -> Iterator[Schema]:
     speculates = _spec("enabled", {"enum": _ON})
-    for premises, then in [*_methods(), *_drafts(), *_schedules()]:
+    for premises, then in [*_methods(), *_drafts(), *_schedules(), *_control()]:
         yield _if(speculates, *premises, then=then)
 
 
@@ -142,3 +143,17 @@ def _schedules() -> Iterator[tuple[list[Schema], Schema]]:
             [_spec("num_speculative_tokens", {"const": longest}, required=True)],
             _spec("schedule", {"items": row}),
         )
+
+
+def _control() -> Iterator[tuple[list[Schema], Schema]]:
+    live: list[Schema] = [_spec("control", {"const": "live"}, required=True)]
+    others: list[JsonValue] = [each for each in METHODS if each not in CONTROLLABLE]
+    yield live, _spec("method", {"not": {"enum": others}})
+    yield live, _below("models", "target_model", "pipeline_parallel_size", is_={"maximum": 1})
+    verifies: Schema = {"not": {"const": True}}
+    yield (
+        live,
+        _below(
+            "speculative_decoding", "extra_config", "enable_adaptive_verification", is_=verifies
+        ),
+    )

@@ -14,7 +14,13 @@ from specserve.config import legacy
 from specserve.config.base import lines_of
 from specserve.config.document import KeyPath, dotted
 from specserve.config.schema import Settings
-from specserve.config.speculation import NEEDS_DRAFT, ONLY_FOR, SAME_DTYPE, WITHOUT_DRAFT
+from specserve.config.speculation import (
+    CONTROLLABLE,
+    NEEDS_DRAFT,
+    ONLY_FOR,
+    SAME_DTYPE,
+    WITHOUT_DRAFT,
+)
 from specserve.errors import Change
 
 _SPEC = "speculative_decoding"
@@ -54,6 +60,7 @@ def check(settings: Settings) -> Iterator[Complaint]:
         yield from _method(settings)
         yield from _draft(settings)
         yield from _schedule(settings)
+        yield from _control(settings)
 
 
 def _is_loopback(host: str) -> bool:
@@ -427,3 +434,67 @@ def _schedule(settings: Settings) -> Iterator[Complaint]:
                 ),
             )
         last = max(last, final)
+
+
+_NO_CONTROL = Change(f"{_SPEC}.control")
+
+
+def _control(settings: Settings) -> Iterator[Complaint]:
+    """What ``control`` needs, and what a live control cannot run beside."""
+    spec = settings.speculative_decoding
+    scheduled = settings.schedule is not None
+    if spec.control == "schedule" and not scheduled:
+        yield Complaint(
+            (_SPEC, "control"),
+            "'control' is 'schedule' but none is set; must have 'schedule' or 'max_batch_size'",
+            *_edit(_NO_CONTROL),
+        )
+    if spec.control == "fixed" and scheduled:
+        key = "schedule"
+        if spec.schedule is None:
+            key = "max_batch_size"
+        yield Complaint(
+            (_SPEC, "control"),
+            f"'control' is 'fixed' but '{key}' is set; must be one of the two",
+            *_edit(_NO_CONTROL, f" to follow '{key}'"),
+        )
+    if settings.control != "live":
+        return
+    for why in _beside_live(settings):
+        fix = _edit(_NO_CONTROL, " to serve without the live control")
+        yield Complaint((_SPEC, "control"), why, *fix)
+
+
+def _beside_live(settings: Settings) -> Iterator[str]:
+    """What a live control cannot run beside, each in a sentence."""
+    flags, method = settings.engine.flags, settings.method
+    if method is not None and method not in CONTROLLABLE:
+        known = ", ".join(sorted(CONTROLLABLE))
+        yield (
+            f"'control' is 'live', but method '{method}' drafts one length only; "
+            f"must be one of {known}"
+        )
+    ranks = flags.number("data-parallel-size") or 1
+    if ranks > 1:
+        yield (
+            f"'control' is 'live' with {ranks} data parallel ranks; must be one rank, "
+            "since ranks that draft different numbers of tokens wait for each other for ever "
+            "(vllm-project/vllm#45963, #44185)"
+        )
+    stages = settings.models.target_model.pipeline_parallel_size
+    if stages > 1:
+        yield (
+            f"'control' is 'live' with {stages} pipeline stages; must be one stage, "
+            "since several batches are under way at once and a step's time says nothing of its "
+            "draft"
+        )
+    if flags.text("scheduler-cls") is not None:
+        yield (
+            "'control' is 'live' and engine.extra_args names a scheduler-cls; "
+            "must be one of the two, since the control is a scheduler"
+        )
+    if settings.speculative_decoding.extra_config.get("enable_adaptive_verification"):
+        yield (
+            "'control' is 'live' with vLLM's adaptive verification; "
+            "must be one of the two, since each would undo what the other decides"
+        )

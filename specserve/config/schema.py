@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import ConfigDict, Field
 
 from specserve.config.alerting import Alerts
@@ -85,6 +87,18 @@ class Settings(Section):
         if self.method == "mlp_speculator":  # vLLM's default, which it warns of
             target = 1
         return draft.tensor_parallel_size or target
+
+    @property
+    def control(self) -> Literal["fixed", "schedule", "live"] | None:
+        """What sets the tokens per draft while serving; None when the target is served alone."""
+        if self.method is None:
+            return None
+        given = self.speculative_decoding.control
+        if given is not None:
+            return given
+        if self.schedule is not None:
+            return "schedule"
+        return "fixed"
 
     @property
     def schedule(self) -> tuple[ScheduleRow, ...] | None:

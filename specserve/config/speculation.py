@@ -97,6 +97,9 @@ SUFFIX_DEPTH = 24
 """vLLM's default of ``suffix_decoding_max_tree_depth``, and with it of the tokens per draft."""
 WITHOUT_DRAFT = frozenset({"ngram", "ngram_gpu", "suffix"})
 """Methods that look drafts up in text that is already there."""
+CONTROLLABLE = frozenset({"ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp"})
+"""Methods whose drafts the live control can shorten (vLLM 0.32); the others draft one length only.
+"""
 SAME_DTYPE = {"half": "float16", "float": "float32"}
 """Second names of data types, with the first."""
 ONLY_FOR = {
@@ -139,6 +142,13 @@ class SpeculativeDecoding(Section):
         None,
         description=(
             "Rows [first batch size, last batch size, tokens per draft]; replaces max_batch_size."
+        ),
+    )
+    control: Literal["fixed", "schedule", "live"] | None = Field(
+        None,
+        description=(
+            "What sets the tokens per draft while serving: fixed, the schedule, or live, which "
+            "measures inside the engine. null is schedule where one is set, else fixed."
         ),
     )
     prompt_lookup_min: Positive | None = Field(

@@ -28,11 +28,9 @@ def build(
     state: LaunchState,
     alerts: Sequence[Alert] = (),
     *,
-    method: str | None,
     age_seconds: float,
 ) -> StatusJson:
-    """The JSON form. ``method`` is what is shown as such; ``age_seconds`` is how old the
-    observation is."""
+    """The JSON form. ``age_seconds`` is how old the observation is."""
     readings: Readings = {}
     condition, tokens = "starting", None
     if seen is not None:
@@ -41,7 +39,7 @@ def build(
         tokens = settings.num_speculative_tokens
     return {
         "model_name": settings.served_model_name,
-        "method": method,
+        "method": settings.method,
         "num_speculative_tokens": tokens,
         "engine_url": engine_url,
         "state": state.context.state,
@@ -60,7 +58,7 @@ def build(
         "comparison": _canary(state.comparison),
         "repairs": list(state.repairs),
         "now": _now(readings),
-        "windows": by_window(readings),
+        "windows": _windows(readings),
         "baseline": _baseline(readings),
         "alerts": [alert.as_dict() for alert in sorted(alerts, key=importance)],
     }
@@ -115,7 +113,7 @@ def _now(readings: Readings) -> dict[str, float]:
     }
 
 
-def by_window(readings: Readings) -> dict[str, dict[str, float | dict[str, float]]]:
+def _windows(readings: Readings) -> dict[str, dict[str, float | dict[str, float]]]:
     """Window -> short name -> value; families with one more label become a mapping of that label's
     values."""
     out: dict[str, dict[str, float | dict[str, float]]] = {}

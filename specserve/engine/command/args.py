@@ -60,6 +60,7 @@ _ANY_METHOD = (
 
 _HEAD_NAME = re.compile(r"assistant|speculator|eagle|medusa|mtp|dflash|dspark", re.IGNORECASE)
 REQUIRE_KEY = "specserve.engine.inside.auth.RequireKey"
+CONTROLLED_SCHEDULER = "specserve.engine.inside.control_vllm.scheduler"
 QUIET_PATHS = "/health,/metrics,/ping"
 """Paths whose access log would drown the engine's own lines."""
 
@@ -146,6 +147,7 @@ def _flags(settings: Settings, installed: Installed) -> Flags:
         "disable-access-log-for-endpoints": QUIET_PATHS,
         **_nodes(settings),
         "speculative-config": spec,
+        "scheduler-cls": CONTROLLED_SCHEDULER if settings.control == "live" else None,
         # vLLM refuses it where nothing is drafted.
         "per-request-spec-decode-metrics": requests_say if spec is not None else None,
     }
@@ -203,6 +205,9 @@ def _is_left_open(settings: Settings) -> bool:
 def _schedule_key(settings: Settings) -> dict[str, list[list[int]]]:
     if not settings.schedule:
         return {}
+    if settings.control == "live" and settings.method == "suffix":
+        # Another length than the full one ends its proposer; the control cuts the drafts.
+        return {}
     return {"num_speculative_tokens_per_batch_size": [list(row) for row in settings.schedule]}
 
 
@@ -253,7 +258,14 @@ def _env(settings: Settings) -> dict[str, str]:
         env[environment.API_KEY_VARIABLE] = ""  # one of the caller's would be asked for too
     if settings.models.token:
         env["HF_TOKEN"] = settings.models.token
+    if settings.control == "live":
+        env[environment.CONTROL_VARIABLE] = _control_order(settings).as_text()
     return env | settings.engine.env
+
+
+def _control_order(settings: Settings) -> environment.ControlOrder:
+    spec = settings.speculative_decoding
+    return environment.ControlOrder(settings.schedule or (), spec.max_batch_size)
 
 
 def _render(name: str, value: JsonValue) -> list[str]:

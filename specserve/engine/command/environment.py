@@ -11,6 +11,7 @@ Light to import: code inside the engine loads it (:mod:`specserve.engine.inside.
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import sys
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 REPAIRS_VARIABLE = "SPECSERVE_REPAIRS"
 """Comma-separated repairs that :mod:`specserve.engine.inside.repairs` may apply inside the engine.
 """
+CONTROL_VARIABLE = "SPECSERVE_CONTROL"
+"""What the live control inside the engine is told (:class:`ControlOrder`)."""
 RUN_VARIABLE = "SPECSERVE_RUN"
 """Tells the processes of one start of an engine from all others."""
 RUN_HEADER = "X-Specserve-Run"
@@ -135,6 +138,46 @@ def prepare(
         name for name in environ if name.startswith("SPECSERVE_") and name not in marker
     )
     return EngineEnvironment({**wanted, **marker}, tuple(notes), unset)
+
+
+@dataclass(frozen=True)
+class ControlOrder:
+    """What the live control inside the engine is told: where to begin, and where never to draft."""
+
+    rows: tuple[tuple[int, int, int], ...] = ()
+    """First batch size, last batch size, tokens per draft: of ``speculative_decoding.schedule``."""
+    largest_batch: int | None = None
+    """``speculative_decoding.max_batch_size``."""
+
+    def first_at(self, batch: int, longest: int) -> int:
+        """Tokens per draft to begin with at a batch size; none where no row says anything.
+
+        >>> ControlOrder(((1, 8, 4), (9, 64, 2))).first_at(100, 5), ControlOrder().first_at(1, 5)
+        (2, 0)
+        """
+        tokens = 0
+        for first, _, row_tokens in self.rows:
+            if first <= batch:
+                tokens = row_tokens
+        return min(tokens, longest)
+
+    def as_text(self) -> str:
+        """The value of the variable."""
+        return json.dumps({"rows": self.rows, "largest_batch": self.largest_batch})
+
+
+def control_order(environ: Mapping[str, str] | None = None) -> ControlOrder:
+    """What the live control is told; asked inside the engine. Raises ValueError for another text
+    than ours.
+    """
+    if environ is None:
+        environ = os.environ
+    text = environ.get(CONTROL_VARIABLE)
+    if not text:
+        return ControlOrder()
+    given = json.loads(text)
+    rows = tuple((int(first), int(last), int(tokens)) for first, last, tokens in given["rows"])
+    return ControlOrder(rows, given["largest_batch"])
 
 
 def requested_repairs(environ: Mapping[str, str] | None = None) -> frozenset[str]:

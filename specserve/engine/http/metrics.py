@@ -50,8 +50,6 @@ SampleRole = Literal[
     "sleep",
 ]
 
-PREFIX = "vllm:"
-"""Of everything that the engine itself counts."""
 _OLD = "old:"
 _GAUGES = {
     "vllm:num_requests_running": "running",

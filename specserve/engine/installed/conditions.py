@@ -91,7 +91,9 @@ def _draft_tp_differs(of: Situation) -> bool:
 
 def _schedule_varies(of: Situation) -> bool:
     rows = of.settings.schedule
-    return rows is not None and any(tokens != of.tokens for _, _, tokens in rows)
+    if rows is None or not of.speculative("num_speculative_tokens_per_batch_size"):
+        return False
+    return any(tokens != of.tokens for _, _, tokens in rows)
 
 
 def _sequence_parallel_misfit(of: Situation) -> bool:
