@@ -306,9 +306,10 @@ def gpus_of(spec: ArmSpec, environ: Mapping[str, str]) -> tuple[str | None, int]
     machine's."""
     if spec.url is not None and urlsplit(spec.url).hostname not in LOOPBACK:
         return None
-    target, env = spec.loaded.settings.models.target_model, spec.loaded.settings.engine.env
-    visible = env.get("CUDA_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES"))
-    return visible, target.tensor_parallel_size * target.pipeline_parallel_size
+    settings = spec.loaded.settings
+    default = environ.get("CUDA_VISIBLE_DEVICES")
+    visible = settings.engine.env.get("CUDA_VISIBLE_DEVICES", default)
+    return visible, settings.gpus_per_node
 
 
 def _telemetry(spec: ArmSpec, environ: Mapping[str, str]) -> Telemetry | None:

@@ -101,9 +101,7 @@ class Watch:
             profile=profile,
             speculation_configured=settings.method is not None,
         )
-        target = settings.models.target_model
-        gpus = target.tensor_parallel_size * target.pipeline_parallel_size
-        telemetry = open_telemetry(visible_devices, gpus // settings.engine.node_count)
+        telemetry = open_telemetry(visible_devices, settings.gpus_per_node)
         self._gpu = None
         if telemetry is not None:
             self._gpu = ThreadedTelemetry(telemetry, kept_seconds=READY_LOOKS * self._look_seconds)

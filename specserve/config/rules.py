@@ -146,7 +146,7 @@ def _engine(settings: Settings) -> Iterator[Complaint]:
 
 
 def _nodes(settings: Settings) -> Iterator[Complaint]:
-    engine, target = settings.engine, settings.models.target_model
+    engine = settings.engine
     if engine.node_rank >= engine.node_count:
         yield Complaint(
             ("engine", "node_rank"),
@@ -155,15 +155,24 @@ def _nodes(settings: Settings) -> Iterator[Complaint]:
                 f"node_count ({engine.node_count})"
             ),
         )
-    gpus = target.tensor_parallel_size * target.pipeline_parallel_size
+    gpus = settings.all_gpus
     if gpus % engine.node_count:
         yield Complaint(
             ("engine", "node_count"),
             (
                 f"{engine.node_count} nodes cannot share {gpus} GPUs evenly "
-                "(tensor x pipeline parallel size)"
+                "(tensor x pipeline x data parallel size)"
             ),
         )
+    elif engine.node_count > 1:
+        local = engine.flags.number("data-parallel-size-local")
+        ranks = max(1, settings.gpus_per_node // settings.copy_gpus)
+        if local is not None and local != ranks:
+            yield Complaint(
+                ("engine", "extra_args"),
+                f"'data-parallel-size-local' is {local}, but each of {engine.node_count} nodes "
+                f"runs {ranks} (data-parallel-size / node_count); leave it out",
+            )
     if engine.node_count > 1 and engine.leader_address is None:
         yield Complaint(
             ("engine", "leader_address"),

@@ -49,6 +49,40 @@ class Settings(Section):
         return spec.method or ("draft_model" if self.models.draft_model else None)
 
     @property
+    def copy_gpus(self) -> int:
+        """GPUs of one copy of the model, as vLLM counts them."""
+        target = self.models.target_model
+        prefill = self.engine.flags.number("prefill-context-parallel-size") or 1
+        return target.tensor_parallel_size * target.pipeline_parallel_size * prefill
+
+    @property
+    def all_gpus(self) -> int:
+        """GPUs of this engine over all of its nodes: those of a copy for each data parallel rank.
+
+        Over several nodes vLLM runs every rank itself (its world is DP x TP x PP); on one node
+        ``data-parallel-size-local`` and ``data-parallel-rank`` leave ranks to other engines.
+
+        >>> base = {"models": {"target_model": {"path": "m", "tensor_parallel_size": 2}}}
+        >>> flags = {"dp": 8, "data-parallel-size-local": 2}
+        >>> Settings(**base, engine={"extra_args": flags}).all_gpus
+        4
+        >>> Settings(**base, engine={"extra_args": flags, "node_count": 4}).gpus_per_node
+        4
+        """
+        flags = self.engine.flags
+        ranks = flags.number("data-parallel-size") or 1
+        if self.engine.node_count == 1:
+            if flags.number("data-parallel-rank") is not None:
+                ranks = 1
+            ranks = flags.number("data-parallel-size-local") or ranks
+        return self.copy_gpus * ranks
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of each node's workers."""
+        return max(1, self.all_gpus // self.engine.node_count)
+
+    @property
     def uses_draft_model(self) -> bool:
         """Whether a second checkpoint is loaded."""
         method = self.method

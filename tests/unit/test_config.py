@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specserve.config.load import Loaded, load
+from specserve.config.rules import check as complaints
 from specserve.config.schema import Settings
 from specserve.config.show import rows
 from specserve.errors import ConfigError, Problem
@@ -611,3 +612,61 @@ def test_a_hang_can_be_ended_only_where_it_is_proven(tmp_path: Path) -> None:
     assert load_text(tmp_path, text).settings.engine.restart_when_stalled
     with pytest.raises(ConfigError, match="it is the sidecar that proves a hang"):
         load_text(tmp_path, text + "sidecar: {enabled: false}\n")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "flags", "nodes", "per_node"),
+    [
+        ((1, 1), {"data-parallel-size": 16, "enable-expert-parallel": True}, 2, 8),
+        ((8, 1), {"-dp": 2}, 2, 8),
+        ((8, 1), {"data-parallel-size": 2, "data-parallel-size-local": 1}, 2, 8),
+        ((8, 2), {}, 2, 8),
+        ((8, 2), {"dp": 2, "dpl": 1}, 4, 8),
+        ((2, 1), {"prefill-context-parallel-size": 2, "dp": 4}, 2, 8),
+        ((2, 1), {"dp": 8, "dpl": 2}, 1, 4),
+        ((2, 1), {"dp": 8, "dpn": 3}, 1, 2),
+        ((2, 1), {"dp": 3}, 1, 6),
+    ],
+)
+def test_ranks_and_copies_are_shared_by_the_nodes(
+    sizes: tuple[int, int], flags: dict[str, object], nodes: int, per_node: int
+) -> None:
+    """The world over several nodes is data x tensor x pipeline parallel, as vLLM counts it."""
+    asked = Settings.model_validate(
+        {
+            "models": {
+                "target_model": {
+                    "path": "m",
+                    "tensor_parallel_size": sizes[0],
+                    "pipeline_parallel_size": sizes[1],
+                }
+            },
+            "speculative_decoding": {"enabled": False},
+            "engine": {"extra_args": flags, "node_count": nodes, "leader_address": "a"},
+        }
+    )
+    assert asked.gpus_per_node == per_node
+    assert not list(complaints(asked))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"dp": 3}, "2 nodes cannot share 3 GPUs evenly (tensor x pipeline x data parallel size)"),
+        (
+            {"dp": 16, "dpl": 4},
+            "'data-parallel-size-local' is 4, but each of 2 nodes runs 8",
+        ),
+    ],
+)
+def test_ranks_that_nodes_cannot_share_are_refused(flags: dict[str, object], said: str) -> None:
+    """An uneven world, and a number of local ranks that is not this world's, are named."""
+    asked = Settings.model_validate(
+        {
+            "models": {"target_model": {"path": "m"}},
+            "speculative_decoding": {"enabled": False},
+            "engine": {"extra_args": flags, "node_count": 2, "leader_address": "a"},
+        }
+    )
+    (found,) = complaints(asked)
+    assert said in found.message

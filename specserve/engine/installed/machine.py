@@ -204,9 +204,7 @@ def _driver(machine: ServingMachine) -> Iterator[Finding]:
 
 def _used(settings: Settings, machine: ServingMachine) -> tuple[Device, ...]:
     """The devices of this node's workers."""
-    target = settings.models.target_model
-    count = target.tensor_parallel_size * target.pipeline_parallel_size
-    return (machine.devices or ())[: max(1, count // settings.engine.node_count)]
+    return (machine.devices or ())[: settings.gpus_per_node]
 
 
 def _unequal(settings: Settings, machine: ServingMachine) -> Iterator[Finding]:

@@ -394,10 +394,7 @@ def _step_budget(settings: Settings, default_seqs: int | None) -> Iterator[Findi
 
 
 def _shared_memory(settings: Settings, shm_bytes: int | None) -> Iterator[Finding]:
-    target = settings.models.target_model
-    workers = (
-        target.tensor_parallel_size * target.pipeline_parallel_size // settings.engine.node_count
-    )
+    workers = settings.gpus_per_node
     if workers > 1 and shm_bytes is not None and shm_bytes < MIN_SHM_BYTES:
         yield Finding(
             "shared-memory",
