@@ -226,6 +226,7 @@ class _Run:
     def _line(self, raw: str) -> None:
         """One line of the engine's output; called in the thread that drains it."""
         line = self._log.write(raw)
+        self._report.engine_output(line)
         if self._statement is None and stated.is_statement(line):
             self._statement = line  # kept here: progress bars may push it out of the last lines
         warning = self._warnings.of(line)

@@ -30,6 +30,7 @@ STILL_SECONDS = 30.0
 """A phase that lasts is mentioned again this often where nothing moves on the screen."""
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
+_SHOWN = Path("-")
 
 
 def owner_of(_context: click.Context, _option: click.Parameter, text: str | None) -> Owner | None:
@@ -56,7 +57,11 @@ def owner_of(_context: click.Context, _option: click.Parameter, text: str | None
     "--skip", multiple=True, metavar="CODE", help="Leave out a preflight finding by its code."
 )
 @click.option("--reap", is_flag=True, help="First end what a killed specserve left behind.")
-@click.option("--engine-log", type=_FILE, help="File for the engine's output.")
+@click.option(
+    "--engine-log",
+    type=_FILE,
+    help="File for the engine's output; - shows it on standard error as well.",
+)
 @click.option(
     "--calibrate", is_flag=True, help="Keep the engine's own memory figures for the next plan."
 )
@@ -102,6 +107,9 @@ def launch(
             "is a device or a pipe; must be a file", where=f"--ready-file {ready_file}"
         )
     debug = bool((context.obj or {}).get("debug"))
+    shows_engine = engine_log == _SHOWN
+    if shows_engine:
+        engine_log = None
     run(
         loaded,
         lambda progress: plan(
@@ -117,6 +125,7 @@ def launch(
         reap=reap,
         ready_file=ready_file,
         owner=owner,
+        shows_engine=shows_engine,
     )
 
 
@@ -156,6 +165,7 @@ def run(
     reap: bool = False,
     ready_file: Path | None = None,
     owner: Owner | None = None,
+    shows_engine: bool = False,
 ) -> None:
     """Clear the way, plan and run, with this terminal as the reporter."""
     import os
@@ -168,7 +178,9 @@ def run(
     animated = sys.stdout.isatty() and sys.stderr.isatty()
     with (
         serve.alone(loaded.settings, environ=os.environ) as notes,
-        Display(animated=animated, output=output, ready_file=ready_file) as display,
+        Display(
+            animated=animated, output=output, ready_file=ready_file, shows_engine=shows_engine
+        ) as display,
     ):
         # After the display, which puts log lines above its moving line.
         log.setup(debug=debug, secrets=loaded.secrets())
@@ -188,8 +200,14 @@ class Display:
     """
 
     def __init__(
-        self, *, animated: bool, output: str = "text", ready_file: Path | None = None
+        self,
+        *,
+        animated: bool,
+        output: str = "text",
+        ready_file: Path | None = None,
+        shows_engine: bool = False,
     ) -> None:
+        self._shows_engine = shows_engine
         self._as_json = output == "json"
         self.animated, self._ready_file = animated and not self._as_json, ready_file
         self._status: Status | None = None
@@ -221,10 +239,21 @@ class Display:
             note=self.say,
             finding=_finding,
             phase=self.phase,
-            engine_line=lambda line: _say(f"engine: {line}", err=True),
+            engine_line=self._engine_line,
+            engine_output=self._engine_output,
             changed=self._changed,
             ready=self._ready,
         )
+
+    def _engine_line(self, line: str) -> None:
+        """A warning of the engine's, where its whole output does not have it already."""
+        if not self._shows_engine:
+            _say(f"engine: {line}", err=True)
+
+    def _engine_output(self, line: str) -> None:
+        """Every line of the engine's, for whoever collects logs from here, as Kubernetes does."""
+        if self._shows_engine:
+            _say(line, err=True)
 
     def say(self, text: str) -> None:
         """Say something that is no answer to a script."""

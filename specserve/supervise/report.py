@@ -42,5 +42,7 @@ class Reporter:
     """The phase of loading and the seconds since the start; called again while a phase lasts."""
     engine_line: Callable[[str], None] = _silent
     """A warning or an error of the engine."""
+    engine_output: Callable[[str], None] = _silent
+    """Every line of the engine's output, without secrets."""
     changed: Callable[[EngineState, str], None] = _silent
     ready: Callable[[Serving], None] = _silent

@@ -40,6 +40,9 @@ STUB = Path(__file__).parents[1] / "stub_engine.py"
 @click.argument("stub", nargs=-1, type=click.UNPROCESSED)
 def drive(loaded, reap, drain_margin, calibrate, *, ready_file, owner, engine_log, repeat, stub):
     """Launch the stub."""
+    shows_engine = engine_log == Path("-")
+    if shows_engine:
+        engine_log = None
     if drain_margin is not None:
         serve.DRAIN_MARGIN_SECONDS = drain_margin
     argv = build(loaded.settings, installed=Installed("vllm", "0.32.0")).argv
@@ -62,7 +65,14 @@ def drive(loaded, reap, drain_margin, calibrate, *, ready_file, owner, engine_lo
         report=report,
         calibrate=calibrate,
     )
-    run(loaded, lambda _progress: launch, reap=reap, ready_file=ready_file, owner=owner)
+    run(
+        loaded,
+        lambda _progress: launch,
+        reap=reap,
+        ready_file=ready_file,
+        owner=owner,
+        shows_engine=shows_engine,
+    )
 
 
 if __name__ == "__main__":

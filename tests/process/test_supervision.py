@@ -298,6 +298,18 @@ def test_a_pipe_as_the_engines_log_is_refused(launch, tmp_path):
     assert f"Error: {tmp_path}/pipe: cannot be written (it is a pipe)" in program.output
 
 
+def test_the_engines_output_is_shown_where_asked(launch, tmp_path):
+    """With --engine-log -, every line of the engine's stands in our output once, and in the file."""
+    program = launch("--engine-log", "-")
+    program.says("engine log")
+    program.signal(signal.SIGTERM)
+    assert program.ends() == 0
+    log = Path(re.search(r"engine log +(\S+)", program.output)[1]).read_text().splitlines()
+    assert log
+    assert all(line in program.output.splitlines() for line in log)
+    assert "engine: " not in program.output
+
+
 def test_a_command_that_is_too_long_is_named(launch):
     """The system refuses it; a reinstalled engine would not help, and no restart."""
     program = launch("--repeat", 100_000)
