@@ -12,17 +12,17 @@ from datetime import UTC, datetime
 from typing import Any, TextIO
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
-_SECRET_SHAPES = re.compile(r"\b(hf_[A-Za-z0-9]{10,}|sk-[A-Za-z0-9_-]{10,})|(?i:(bearer\s+)\S+)")
+SECRET_SHAPES = re.compile(r"\b(hf_[A-Za-z0-9]{10,}|sk-[A-Za-z0-9_-]{10,})|(?i:(bearer\s+)\S+)")
 
 _LOGIN = re.compile(r"//[^/@\s]+@")
 _PARAMETER = re.compile(r"([?&;])([\w.-]+)=([^\s&;#'\"]+)")
-_SECRET_NAME = re.compile(
+SECRET_NAME = re.compile(
     r"(^|[._-])((TOKEN|(API)?KEY|PAT|DSN)\d*|CRED(ENTIAL)?S?|PWD|AUTH|JWT|SALT|COOKIES?)$"
     r"|(^|[._-])(TOKENS|(API)?KEYS|HEADERS|WEBHOOK(_URL)?)$|(^|[._-])(AUTH|PWD|JWT)[._-]"
     r"|PASS$|PASSW|PASSPHRASE|ACCESS_KEY|PRIVATE_KEY|SECRET|AUTHORIZATION|COOKIE|CREDENTIAL",
     re.IGNORECASE,
 )
-_COUNT_NAME = re.compile(r"(TOKENS|KEYS)$", re.IGNORECASE)
+COUNT_NAME = re.compile(r"(TOKENS|KEYS)$", re.IGNORECASE)
 """Names that as often count something (``max-num-batched-tokens``)."""
 
 
@@ -33,14 +33,14 @@ def is_secret_name(name: str) -> bool:
     ...  "TOKENIZERS_PARALLELISM")])
     [True, True, False]
     """
-    return _SECRET_NAME.search(name) is not None
+    return SECRET_NAME.search(name) is not None
 
 
 def hides(name: str, value: Any) -> bool:
     """Whether the name hides this value: a number of tokens is none."""
     if value is None or isinstance(value, bool):
         return False
-    if _COUNT_NAME.search(name) and str(value).replace(".", "", 1).isdigit():
+    if COUNT_NAME.search(name) and str(value).replace(".", "", 1).isdigit():
         return False
     return is_secret_name(name)
 
@@ -138,7 +138,7 @@ class Redactor(logging.Filter):
         for secret in self._secrets:
             text = text.replace(secret, "***")
         clean = printable(text)
-        return _SECRET_SHAPES.sub(lambda m: (m.group(2) or "") + "***", _masked_urls(clean))
+        return SECRET_SHAPES.sub(lambda m: (m.group(2) or "") + "***", _masked_urls(clean))
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = self.redact(record.getMessage()), None

@@ -86,7 +86,7 @@ class Pod:
     given: Mapping[str, Path] = field(default_factory=dict)
     """Claims and Secrets by name: the folder that stands for them."""
     commands: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Container -> what to run in place of its command, the last argument excepted."""
+    """Container -> what to run in place of `specserve` and its subcommand, before its arguments."""
     events: list[str] = field(default_factory=list)
     ready: bool = False
     restarts: int = 0
@@ -168,7 +168,7 @@ class Pod:
         ]
         instead = self.commands.get(container["name"])
         if instead is not None:
-            argv = [*instead, argv[-1]]
+            argv = [*instead, *argv[2:]]
         elif argv[0] == "specserve":
             argv = [sys.executable, "-m", *argv]
         base = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8"}

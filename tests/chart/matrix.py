@@ -67,6 +67,7 @@ TOGGLES: dict[str, dict[str, Any]] = {
     "http-route": GATEWAY,
     "canary": {**GATEWAY, "canary": {"enabled": True, "weight": 10}},
     "keda": {
+        "metrics": {"podMonitor": {"enabled": True}},
         "autoscaling": {
             "keda": {
                 "enabled": True,
@@ -76,9 +77,35 @@ TOGGLES: dict[str, dict[str, Any]] = {
                     {"timezone": "UTC", "start": "0 6 * * *", "end": "0 20 * * *", "replicas": 2}
                 ],
             }
-        }
+        },
     },
     "hpa": {"autoscaling": {"hpa": {"enabled": True}}},
+    "load-balancer": {
+        "auth": {"existingSecret": "key"},
+        "service": {
+            "type": "LoadBalancer",
+            "annotations": {"networking.gke.io/load-balancer-type": "Internal"},
+            "loadBalancerSourceRanges": ["10.0.0.0/8"],
+        },
+        "networkPolicy": {"apiFrom": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]},
+    },
+    "arguments": {"launch": {"extraArgs": ["--skip", "known-bad-schedule"]}},
+    "digest": {"image": {"tag": "latest", "digest": f"sha256:{'0' * 64}"}},
+    "hub-download": {
+        "config": {"models": {"target_model": {"path": "Qwen/Qwen3-8B"}}},
+        "models": {"download": True},
+        "cache": {"sizeLimit": "60Gi"},
+        "networkPolicy": OUT,
+    },
+    "both-families": {"config": {"server": {"host": "::"}}},
+    "ranks-on-nodes": {
+        "leaderWorkerSet": {"enabled": True},
+        "models": {"existingClaim": "models"},
+        "config": {
+            "models": {"target_model": {"path": "/models/t"}},
+            "engine": {"extra_args": {"data-parallel-size": 16, "enable-expert-parallel": True}},
+        },
+    },
     "rolling": {
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
     },

@@ -193,7 +193,7 @@ def test_mounts_have_volumes(rendered: Rendered) -> None:
 
 
 def test_least_privilege(rendered: Rendered) -> None:
-    """Non-root, read-only root, no capabilities, no token, no service links, no Secret's content anywhere."""
+    """Non-root, read-only root where no GPU is asked for, no capabilities, no token, no service links, no Secret's content anywhere."""
     assert "Secret" not in rendered.kinds()
     assert not {"Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"} & set(rendered.kinds())
     for _, pod in pods(rendered):
@@ -205,7 +205,8 @@ def test_least_privilege(rendered: Rendered) -> None:
         for container in containers(pod):
             context = container["securityContext"]
             assert context["allowPrivilegeEscalation"] is False
-            assert context["readOnlyRootFilesystem"] is True
+            asks = "nvidia.com/gpu" in container["resources"]["limits"]
+            assert context["readOnlyRootFilesystem"] is not asks
             assert context["capabilities"] == {"drop": ["ALL"]}
 
 
@@ -215,6 +216,7 @@ def test_off_means_no_document() -> None:
         "ConfigMap",
         "Deployment",
         "NetworkPolicy",
+        "Service",
         "Service",
         "ServiceAccount",
     ]
@@ -255,7 +257,11 @@ def test_every_repository_config_is_a_chart_config() -> None:
     """What is in configs/ can be pasted under `config:` unchanged."""
     for path in sorted((ROOT / "configs").glob("*.yaml")):
         config = yaml.safe_load(path.read_text())
-        values: Values = {"config": config, "networkPolicy": OUT}
+        values: Values = {
+            "config": config,
+            "networkPolicy": OUT,
+            "models": {"size": "1Ti", "pull": True},
+        }
         assert yaml.safe_load(template(values).of("ConfigMap")["data"]["config.yaml"]) == config
 
 
@@ -514,12 +520,14 @@ def test_speculation_that_does_not_pay_is_an_alert(tmp_path: Path) -> None:
     labels = 'namespace="llm", job="{2}", pod="{0}", instance="{0}", model_name="{1}"'
     series = []
     for model, slow, job in (
-        ("pays", 0.01, "chat-specserve"),
+        ("pays", 0.01, "chat-specserve-metrics"),
         ("costs", 0.03, "llm/chat-specserve"),
-        ("pays", 0.09, "other-specserve"),
+        ("pays", 0.09, "other-specserve-metrics"),
     ):
         for pod, asks, seconds in ((f"{job}-on", 1, slow), (f"{job}-off", 0, 0.02)):
-            own = labels.format(pod, model, job if asks or "/" in job else f"{job}-canary")
+            own = labels.format(
+                pod, model, job if asks or "/" in job else job.replace("metrics", "canary-metrics")
+            )
             tpot = f'specserve_time_per_output_token_seconds{{{own}, window="5m", stat="mean"}}'
             series.append({"series": tpot, "values": f"{seconds}+0x30"})
             series.append(
@@ -564,7 +572,7 @@ def test_notes_say_how_to_call_it(case: str) -> None:
     assert ("https://127.0.0.1:8000/v1/chat/completions" in notes) == (case == "tls")
     assert ("get secret key" in notes) == (case == "auth")
     assert ("leaderworkerset/chat-specserve-nodes" in notes) == (case == "several-nodes")
-    assert "svc/chat-specserve 9400:metrics" in notes
+    assert "svc/chat-specserve-metrics 9400:metrics" in notes
 
 
 def test_notes_warn_of_what_may_be_missing() -> None:
@@ -622,7 +630,7 @@ def test_own_rules_take_the_place_of_the_defaults() -> None:
     metrics = {"prometheusRule": {"enabled": True, "rules": yaml.safe_dump(own)}}
     monitored = metrics | {"serviceMonitor": {"enabled": True}}
     spec = template({"metrics": monitored}, "--namespace", "llm").of("PrometheusRule")["spec"]
-    job = 'namespace="llm",job=~"chat-specserve|chat-specserve-canary|llm/chat-specserve",'
+    job = 'namespace="llm",job=~"chat-specserve-metrics|chat-specserve-canary-metrics|llm/chat-specserve",'
     rule = own["groups"][0]["rules"][0]
     rule["expr"] = text.replace(' {a="b"}', f'{{{job}a="b"}}').replace("sum", f"sum{{{job}}}")
     assert spec == own
@@ -651,7 +659,7 @@ def test_scaling_holds_without_metrics() -> None:
     first = spec["triggers"][0]["metadata"]
     assert first["ignoreNullValues"] == "false"
     assert first["query"] == (
-        'sum(specserve_requests_waiting{namespace="llm",job=~"chat-specserve|llm/chat-specserve"'
+        'sum(specserve_requests_waiting{namespace="llm",job=~"chat-specserve-metrics|llm/chat-specserve"'
         ',pod!~"chat-specserve-canary-.+"})'
     )
     assert [t["type"] for t in spec["triggers"]] == ["prometheus", "prometheus", "cron"]
@@ -707,7 +715,7 @@ def test_only_v1_is_reachable_from_outside() -> None:
 def test_the_rules_are_those_of_the_sidecar() -> None:
     """The PrometheusRule holds the generated rule file, narrowed to the release and otherwise unchanged."""
     rule = template(MONITORED, "--namespace", "llm").of("PrometheusRule", "chat-specserve")
-    own = 'namespace="llm",job=~"chat-specserve|chat-specserve-canary|llm/chat-specserve",'
+    own = 'namespace="llm",job=~"chat-specserve-metrics|chat-specserve-canary-metrics|llm/chat-specserve",'
     text = json.dumps(rule["spec"]).replace(json.dumps(own)[1:-1], "").replace("{}", "")
     assert json.loads(text) == yaml.safe_load(
         (CHART / "alerts" / "specserve.rules.yaml").read_text()
@@ -743,9 +751,7 @@ def test_rules_are_of_one_release(tmp_path: Path) -> None:
     )
     assert out.returncode == 0, out.stdout + out.stderr
     keda = {"keda": CASES["keda"]["autoscaling"]["keda"] | {"minReplicas": 0}}
-    rule = template(CASES["prometheus-rule"] | {"autoscaling": keda}).of(
-        "PrometheusRule", "chat-specserve"
-    )
+    rule = template(MONITORED | {"autoscaling": keda}).of("PrometheusRule", "chat-specserve")
     assert "SidecarAbsent" not in [r.get("alert") for r in rule["spec"]["groups"][0]["rules"]]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.chart.matrix import CASES
+from tests.chart.matrix import CASES, OUT
 from tests.chart.rendering import CHART, ROOT, Values, complete, refusal, run_helm
 
 CONFIGS = sorted((ROOT / "tests" / "data" / "configs" / "bad").glob("*.yaml"))
@@ -68,11 +68,245 @@ def test_the_guides_own_config_is_taken_as_it_is() -> None:
     assert yaml.safe_load(text) == config
 
 
-TWO_GPUS = {"models": {"target_model": {"path": "/models/t", "tensor_parallel_size": 2}}}
+TARGET: Values = {"target_model": {"path": "/models/target"}}
+TWO_GPUS: Values = {"models": {"target_model": {"path": "/models/t", "tensor_parallel_size": 2}}}
+
+
+def keda(**given: object) -> Values:
+    """An autoscaler that works, but for what is given."""
+    return CASES["keda"] | {
+        "autoscaling": {"keda": CASES["keda"]["autoscaling"]["keda"] | given},
+    }
+
+
+def cron(**given: object) -> Values:
+    """The same with times of which one part is given."""
+    (known,) = CASES["keda"]["autoscaling"]["keda"]["cron"]
+    return keda(cron=[known | given])
+
+
+def notify(**receiver: str) -> Values:
+    """A receiver of alerts that may be reached."""
+    return {"config": {"alerts": {"notify": [receiver]}}, "networkPolicy": OUT}
+
+
+def nodes(size: int, **flags: object) -> Values:
+    """A model over several nodes with vLLM's flags."""
+    return {
+        "leaderWorkerSet": {"enabled": True, "size": size},
+        "config": TWO_GPUS | {"engine": {"extra_args": flags}},
+    }
+
+
 BAD: dict[str, tuple[Values, str]] = {
+    "hub-into-an-empty-folder": (
+        {
+            "config": {"models": {"target_model": {"path": "meta-llama/Llama-3.3-70B-Instruct"}}},
+            "hub": {"existingSecret": "hf"},
+            "networkPolicy": OUT,
+        },
+        "is the Hub id 'meta-llama/Llama-3.3-70B-Instruct', which every pod would download again",
+    ),
+    "draft-into-an-empty-folder": (
+        {"config": {"models": {**TARGET, "draft_model": {"path": "a/b"}}}, "networkPolicy": OUT},
+        "config.models.draft_model.path is the Hub id 'a/b', which every pod would download again",
+    ),
+    "public-without-a-key": (
+        {"service": {"type": "LoadBalancer"}},
+        "service.type is LoadBalancer, which lets callers in from outside the cluster",
+    ),
+    "node-port-without-a-key": (
+        {"service": {"type": "NodePort"}},
+        "service.type is NodePort, which lets callers in from outside the cluster",
+    ),
+    "public-and-shut": (
+        CASES["load-balancer"] | {"networkPolicy": {}},
+        "service.type is LoadBalancer, but networkPolicy lets pods of the namespace alone",
+    ),
+    "ranges-of-no-balancer": (
+        {"service": {"loadBalancerSourceRanges": ["10.0.0.0/8"]}},
+        "service.loadBalancerSourceRanges is set, but service.type is ClusterIP",
+    ),
+    "local-ranks-of-another-world": (
+        nodes(2, **{"data-parallel-size": 2, "data-parallel-size-local": 2}),
+        "has data-parallel-size-local 2, but each of 2 nodes runs 1 rank(s)",
+    ),
+    "gpus-of-a-node": (
+        nodes(2, dp=4) | {"gpu": {"count": 8}},
+        (
+            "gpu.count is 8 on 2 node(s), but the config asks for 8 GPUs in all "
+            "(tensor_parallel_size x pipeline_parallel_size x data-parallel-size): 4 for each pod"
+        ),
+    ),
+    "cron-in-words": (
+        cron(start="6 am"),
+        "autoscaling.keda.cron has the start '6 am'; must be minute, hour",
+    ),
+    "cron-of-hour-25": (cron(end="0 25 * * *"), "autoscaling.keda.cron has the end '0 25 * * *'"),
+    "cron-of-six-fields": (
+        cron(end="0 0 6 * * *"),
+        "autoscaling.keda.cron has the end '0 0 6 * * *'",
+    ),
+    "cron-in-no-zone": (
+        cron(timezone="Europe/Berlim"),
+        "autoscaling.keda.cron has the timezone Europe/Berlim, which is unknown",
+    ),
+    "cron-above-the-most": (
+        cron(replicas=9),
+        "autoscaling.keda.cron asks for 9 replicas, and maxReplicas is 4",
+    ),
+    "address-without-scheme": (
+        keda(prometheusAddress="prometheus:9090"),
+        "at '/autoscaling/keda/prometheusAddress'",
+    ),
+    "interval-without-unit": (
+        {"metrics": {"serviceMonitor": {"enabled": True, "interval": "15"}}},
+        "at '/metrics/serviceMonitor/interval'",
+    ),
+    "budget-of-none": (
+        {"podDisruptionBudget": {"enabled": True, "maxUnavailable": 0}},
+        "at '/podDisruptionBudget/maxUnavailable'",
+    ),
+    "budget-of-no-share": (
+        {"podDisruptionBudget": {"enabled": True, "maxUnavailable": "0%"}},
+        "at '/podDisruptionBudget/maxUnavailable'",
+    ),
+    "rolling-by-nothing": (
+        {
+            "strategy": {
+                "type": "RollingUpdate",
+                "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "0%"},
+            }
+        },
+        "strategy.rollingUpdate has maxSurge 0 and maxUnavailable 0",
+    ),
+    "recreate-by-rolling": (
+        {"strategy": {"type": "Recreate", "rollingUpdate": {"maxSurge": 1}}},
+        "strategy.rollingUpdate goes with type RollingUpdate alone",
+    ),
+    "requests-above-limits": (
+        {"resources": {"requests": {"memory": "64Gi"}, "limits": {"memory": "32Gi"}}},
+        "resources.requests.memory is 64Gi, and resources.limits.memory 32Gi",
+    ),
+    "requests-above-limits-of-cpu": (
+        {"resources": {"requests": {"cpu": "1500m"}, "limits": {"cpu": 1}}},
+        "resources.requests.cpu is 1500m, and resources.limits.cpu 1",
+    ),
+    "cpu-in-words": ({"resources": {"requests": {"cpu": "four"}}}, "at '/resources/requests/cpu'"),
+    "label-of-selectors": (
+        {"podLabels": {"app.kubernetes.io/name": "evil"}},
+        "podLabels sets app.kubernetes.io/name, by which Services",
+    ),
+    "annotation-of-rollouts": (
+        {"podAnnotations": {"checksum/config": "x"}},
+        "podAnnotations sets checksum/config, by which a changed config restarts",
+    ),
+    "volume-twice": (
+        {"extraVolumes": [{"name": "cache", "emptyDir": {}}]},
+        "extraVolumes has a volume named cache, and so has the pod",
+    ),
+    "mount-twice": (
+        {
+            "extraVolumes": [{"name": "more", "emptyDir": {}}],
+            "extraVolumeMounts": [{"name": "more", "mountPath": "/cache/"}],
+        },
+        "extraVolumeMounts mounts more at /cache/, which the pod needs for itself",
+    ),
+    "mount-of-no-volume": (
+        {"extraVolumeMounts": [{"name": "more", "mountPath": "/more"}]},
+        "extraVolumeMounts mounts more, which is no volume of the pod",
+    ),
+    "env-without-name": ({"extraEnv": [{"value": "x"}]}, "missing property 'name'"),
+    "env-of-a-number": (
+        {"extraEnv": [{"name": "A", "value": 1}]},
+        "at '/extraEnv/0/value': got number, want string",
+    ),
+    "env-twice": (
+        {"extraEnv": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]},
+        "extraEnv sets A twice",
+    ),
+    "sidecar-on-loopback": (
+        {"extraEnv": [{"name": "SPECSERVE_SIDECAR__HOST", "value": "127.0.0.1"}]},
+        "extraEnv sets SPECSERVE_SIDECAR__HOST to 127.0.0.1, where nobody outside the pod",
+    ),
+    "digest-in-the-repository": (
+        {"image": {"repository": f"r.example/x@sha256:{'0' * 64}"}},
+        "at '/image/repository'",
+    ),
+    "tag-in-the-repository": ({"image": {"repository": "r.example/x:1"}}, "at '/image/repository'"),
+    "digest-cut-off": ({"image": {"digest": "sha256:abc"}}, "at '/image/digest'"),
+    "tag-with-a-blank": ({"image": {"tag": "a b"}}, "at '/image/tag'"),
+    "secret-of-no-name": ({"auth": {"existingSecret": "My Key"}}, "at '/auth/existingSecret'"),
+    "claim-of-no-name": ({"models": {"existingClaim": "a/b"}}, "at '/models/existingClaim'"),
+    "mount-over-the-system": (
+        {"models": {"existingClaim": "m", "mountPath": "/usr"}},
+        "models.mountPath is /usr, which the pod needs for itself",
+    ),
+    "pool-with-tls": (
+        CASES["inference-pool"] | CASES["tls"],
+        "inferencePool.enabled and tls.existingSecret: endpoint pickers read",
+    ),
+    "long-name": ({"fullnameOverride": "a" * 63}, "at '/fullnameOverride'"),
+    "slack-in-clear": (
+        notify(type="slack", url="https://hooks.slack.com/services/T0/B0/x"),
+        "config.alerts.notify[0].url holds a secret in clear text",
+    ),
+    "parameter-in-clear": (
+        notify(type="webhook", url="https://hook.example/?token=abc"),
+        "config.alerts.notify[0].url holds a secret in clear text",
+    ),
+    "webhook-secret-in-clear": (
+        notify(type="webhook", url="https://hook.example/", secret="abcdefgh"),
+        "config.alerts.notify[0].secret holds a secret in clear text",
+    ),
+    "bearer-in-clear": (
+        notify(type="alertmanager", url="https://am.example/", bearer_token="abcdefgh"),
+        "config.alerts.notify[0].bearer_token holds a secret in clear text",
+    ),
+    "login-in-clear": (
+        notify(type="alertmanager", url="https://me:word@am.example/"),
+        "config.alerts.notify[0].url holds a secret in clear text",
+    ),
+    "engine-env-in-clear": (
+        {"config": {"engine": {"env": {"MY_TOKEN": "abcdefgh"}}}},
+        "config.engine.env.MY_TOKEN holds a secret in clear text",
+    ),
+    "extra-args-in-clear": (
+        {
+            "config": {
+                "engine": {"extra_args": {"kv-transfer-config": '{"x": [{"secret_key": 1}]}'}}
+            }
+        },
+        "config.engine.extra_args.kv-transfer-config.x[0].secret_key holds a secret",
+    ),
+    "env-in-clear": (
+        {"extraEnv": [{"name": "AWS_SECRET_ACCESS_KEY", "value": "x"}]},
+        "extraEnv sets AWS_SECRET_ACCESS_KEY to a secret in clear text",
+    ),
+    "argument-in-clear": (
+        {"launch": {"extraArgs": ["--set=models.hub_token=abc"]}},
+        "launch.extraArgs sets models.hub_token to a secret in clear text",
+    ),
+    "object-in-clear": (
+        {
+            "extraObjects": [
+                {
+                    "apiVersion": "v1",
+                    "kind": "Secret",
+                    "metadata": {"name": "k"},
+                    "data": {"a": "Yg=="},
+                }
+            ]
+        },
+        "extraObjects has a Secret with its data",
+    ),
+    "login-of-prometheus-in-clear": (
+        keda(prometheusAddress="http://me:word@prometheus:9090"),
+        "autoscaling.keda.prometheusAddress holds a secret in clear text",
+    ),
     "gpu-count": (
         {"gpu": {"count": 3}},
-        "gpu.count is 3 on 1 node(s), but the config asks for 1 GPUs",
+        "gpu.count is 3 on 1 node(s), but the config asks for 1 GPUs in all",
     ),
     "latest": ({"image": {"tag": "latest"}}, "image.tag is 'latest'; name a version"),
     "open": ({"networkPolicy": {"enabled": False}}, "anyone in the cluster could use the model"),
@@ -85,7 +319,7 @@ BAD: dict[str, tuple[Values, str]] = {
         "models.pull must reach something outside, but networkPolicy.egress lets out DNS alone",
     ),
     "hub-locked-in": (
-        {"config": {"models": {"target_model": {"path": "Qwen/Qwen3-8B"}}}},
+        CASES["hub-download"] | {"networkPolicy": {}},
         "config.models.target_model.path, a Hub id, must reach something outside",
     ),
     "alerts-locked-in": (
@@ -105,29 +339,24 @@ BAD: dict[str, tuple[Values, str]] = {
         "must be at least 3, or one slow answer restarts",
     ),
     "keda-address": (
-        {"autoscaling": {"keda": {"enabled": True}}},
+        keda(prometheusAddress=""),
         "autoscaling.keda needs prometheusAddress",
     ),
+    "keda-unwatched": (
+        {"autoscaling": CASES["keda"]["autoscaling"]},
+        "autoscaling.keda asks Prometheus for series by the job that a monitor of this chart names",
+    ),
     "keda-asleep": (
-        {
-            "autoscaling": {
-                "keda": {"enabled": True, "prometheusAddress": "http://p", "minReplicas": 0}
-            }
-        },
+        keda(minReplicas=0, cron=[]),
         "pods that are not there report no waiting requests, so nothing would wake them",
     ),
     "two-autoscalers": (
-        {
-            "autoscaling": {
-                "keda": {"enabled": True, "prometheusAddress": "http://p"},
-                "hpa": {"enabled": True},
-            }
-        },
+        keda() | {"autoscaling": keda()["autoscaling"] | CASES["hpa"]["autoscaling"]},
         "two autoscalers of one Deployment fight, keep one",
     ),
     "nodes-uneven": (
         {"leaderWorkerSet": {"enabled": True, "size": 3}, "models": {"existingClaim": "m"}},
-        "tensor x pipeline parallelism is 1, which 3 nodes cannot share evenly",
+        "the config asks for 1 GPUs (tensor x pipeline x data parallel size), which 3 nodes cannot share",
     ),
     "nodes-in-config": (
         {"config": {"engine": {"node_count": 2}}},
@@ -170,14 +399,6 @@ BAD: dict[str, tuple[Values, str]] = {
         {"extraEnv": [{"name": "SPECSERVE_SIDECAR__ENABLED", "value": "off"}]},
         "config.sidecar.enabled is false, but the pod's probes ask the sidecar",
     ),
-    "service-port": (
-        {"service": {"port": 9400}},
-        "service.port is 9400, and so is config.sidecar.port",
-    ),
-    "service-port-of-metrics": (
-        {"config": {"server": {"port": 9000}, "sidecar": {"port": 8000}}},
-        "service.port is 8000, and so is config.sidecar.port",
-    ),
     "port-unknown": (
         {"config": {"server": {"port": "${PORT}"}}},
         "config.server.port is '${PORT}', and the pod's description needs the number",
@@ -196,11 +417,7 @@ BAD: dict[str, tuple[Values, str]] = {
         "extraEnv sets SPECSERVE_SPECULATIVE_DECODING__ENABLED, which differs from pod to pod",
     ),
     "keda-min-above-max": (
-        {
-            "autoscaling": {
-                "keda": {"enabled": True, "prometheusAddress": "http://p", "minReplicas": 5}
-            }
-        },
+        keda(minReplicas=5),
         "autoscaling.keda.minReplicas is 5; must be at most maxReplicas (4)",
     ),
     "hpa-min-above-max": (
@@ -238,7 +455,7 @@ BAD: dict[str, tuple[Values, str]] = {
     ),
     "token-in-clear": (
         {"extraEnv": [{"name": "T", "value": "hf_abcdefghijklmn"}]},
-        "the values hold a Hub token in clear text",
+        "extraEnv sets T to a secret in clear text; take it from a Secret",
     ),
     "rwo-replicas": (
         {"models": {"size": "1Gi"}, "replicas": 2},

@@ -2,7 +2,9 @@
 {{- define "specserve.name" -}}
 {{- $name := default (printf "%s-%s" .Release.Name (default .Chart.Name .Values.nameOverride)) .Values.fullnameOverride -}}
 {{- if contains .Chart.Name .Release.Name }}{{ $name = default .Release.Name .Values.fullnameOverride }}{{ end -}}
-{{- $name | trunc 50 | trimSuffix "-" -}}
+{{- /* Two long names that differ at their ends must not become one. */}}
+{{- if gt (len $name) 50 }}{{ $name = printf "%s-%s" ($name | trunc 41 | trimSuffix "-") (sha256sum $name | trunc 8) }}{{ end -}}
+{{- $name -}}
 {{- end }}
 
 {{/* Labels that selectors use; they never change. */}}
@@ -30,12 +32,32 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 namespace="{{ .Release.Namespace }}"
 {{- /* Whoever scrapes in another way names the job; the namespace is all that is sure then. */}}
 {{- if or .Values.metrics.serviceMonitor.enabled .Values.metrics.podMonitor.enabled -}}
-,job=~"{{ $name }}|{{ $name }}-canary|{{ .Release.Namespace }}/{{ $name }}"
+,job=~"{{ $name }}-metrics|{{ $name }}-canary-metrics|{{ .Release.Namespace }}/{{ $name }}"
 {{- end }}
 {{- end }}
 
 {{- define "specserve.image" -}}
-{{ .Values.image.repository }}:{{ default .Chart.AppVersion .Values.image.tag }}
+{{ .Values.image.repository }}:{{ default .Chart.AppVersion .Values.image.tag }}{{ with .Values.image.digest }}@{{ . }}{{ end }}
+{{- end }}
+
+{{/* The Service of metrics and page: of its own, so that no type of the API's makes them public. Arguments: root, name, component. */}}
+{{- define "specserve.metricsService" }}
+apiVersion: v1
+kind: Service
+metadata:
+  name: {{ .name }}-metrics
+  labels:
+    {{- include "specserve.labels" .root | nindent 4 }}
+    app.kubernetes.io/component: metrics
+spec:
+  type: ClusterIP
+  selector:
+    {{- include "specserve.selector" .root | nindent 4 }}
+    app.kubernetes.io/component: {{ .component }}
+  ports:
+    - name: metrics
+      port: {{ include "specserve.metricsPort" .root }}
+      targetPort: metrics
 {{- end }}
 
 {{- define "specserve.serviceAccount" -}}
@@ -111,33 +133,57 @@ namespace="{{ .Release.Namespace }}"
 {{ include "specserve.number" (dict "root" . "path" (list "engine" "drain_timeout_seconds") "default" 60) | float64 | ceil | int }}
 {{- end }}
 
-{{/* GPUs of one copy of the model: tensor x pipeline parallelism. */}}
+{{/* Flags of engine.extra_args by their names without dashes, as JSON. */}}
+{{- define "specserve.flags" -}}
+{{- $flags := dict -}}
+{{- $long := dict "dp" "data-parallel-size" "dpl" "data-parallel-size-local" "dpn" "data-parallel-rank" "pcp" "prefill-context-parallel-size" -}}
+{{- range $key, $value := dig "engine" "extra_args" dict .Values.config -}}
+{{- $name := regexReplaceAll "^-+" $key "" | replace "_" "-" -}}
+{{- if contains "=" $name }}{{ $parts := splitn "=" 2 $name }}{{ $name = $parts._0 }}{{ if kindIs "invalid" $value }}{{ $value = $parts._1 }}{{ end }}{{ end -}}
+{{- if not (kindIs "invalid" $value) }}{{ $_ := set $flags (get $long $name | default $name) (include "specserve.expanded" (dict "root" $ "text" (toString $value) "quoted" false)) }}{{ end -}}
+{{- end -}}
+{{ toJson $flags }}
+{{- end }}
+{{/* A flag that is a number of GPUs or ranks. Arguments: root, flag. */}}
+{{- define "specserve.ranks" -}}
+{{- $value := get (include "specserve.flags" .root | fromJson) .flag | default "1" -}}
+{{- if not (regexMatch "^[1-9][0-9]*$" $value) -}}
+{{- fail (printf "config.engine.extra_args has %s %s, and the pod's GPUs depend on it; write the number" .flag $value) -}}
+{{- end -}}
+{{ $value }}
+{{- end }}
+{{/* GPUs of one copy of the model: tensor x pipeline parallelism, and prefill's context parallelism. */}}
 {{- define "specserve.copyGpus" -}}
 {{- $tp := include "specserve.number" (dict "root" . "path" (list "models" "target_model" "tensor_parallel_size") "default" 1) | int -}}
 {{- $pp := include "specserve.number" (dict "root" . "path" (list "models" "target_model" "pipeline_parallel_size") "default" 1) | int -}}
-{{ mul $tp $pp }}
+{{ mul $tp $pp (include "specserve.ranks" (dict "root" . "flag" "prefill-context-parallel-size") | int) }}
 {{- end }}
-{{/* GPUs of the engine: those of a copy x the data-parallel ranks that this engine runs itself. */}}
+{{- define "specserve.nodes" -}}
+{{ ternary (int .Values.leaderWorkerSet.size) 1 .Values.leaderWorkerSet.enabled }}
+{{- end }}
+{{/* GPUs of the engine over all nodes: those of a copy x the data-parallel ranks. Over several nodes vLLM runs all ranks
+     itself; on one node -local and -rank leave some to other engines. As Settings.all_gpus of the application. */}}
 {{- define "specserve.modelGpus" -}}
-{{- $flags := dict -}}
-{{- range $key, $value := dig "engine" "extra_args" dict .Values.config -}}
-{{- if not (kindIs "invalid" $value) }}{{ $_ := set $flags (regexReplaceAll "^-+" $key "" | replace "_" "-") (include "specserve.expanded" (dict "root" $ "text" (toString $value) "quoted" false)) }}{{ end -}}
+{{- $flags := include "specserve.flags" . | fromJson -}}
+{{- $flag := "data-parallel-size" -}}
+{{- if eq (include "specserve.nodes" .) "1" -}}
+{{- if hasKey $flags "data-parallel-rank" }}{{ $flag = "one rank" }}{{ end -}}
+{{- if hasKey $flags "data-parallel-size-local" }}{{ $flag = "data-parallel-size-local" }}{{ end -}}
 {{- end -}}
-{{- $ranks := get $flags "data-parallel-size-local" | default (get $flags "dpl") -}}
-{{- if not $ranks }}{{ $ranks = ternary "1" (get $flags "data-parallel-size" | default (get $flags "dp") | default "1") (or (hasKey $flags "data-parallel-rank") (hasKey $flags "dpn")) }}{{ end -}}
-{{- if not (regexMatch "^[1-9][0-9]*$" $ranks) -}}
-{{- fail (printf "config.engine.extra_args has data-parallel-size %s, and the pod's GPUs depend on it; write the number" $ranks) -}}
-{{- end -}}
-{{ mul (include "specserve.copyGpus" . | int) (int $ranks) }}
+{{ mul (include "specserve.copyGpus" . | int) (include "specserve.ranks" (dict "root" . "flag" $flag) | int) }}
 {{- end }}
 {{/* GPUs of one pod. */}}
 {{- define "specserve.gpus" -}}
-{{- $nodes := ternary (int .Values.leaderWorkerSet.size) 1 .Values.leaderWorkerSet.enabled -}}
-{{ default (div (include "specserve.modelGpus" . | int) $nodes) .Values.gpu.count }}
+{{ default (div (include "specserve.modelGpus" . | int) (include "specserve.nodes" . | int)) .Values.gpu.count }}
 {{- end }}
 
 {{- define "specserve.grace" -}}
 {{ default (add .Values.shutdown.preStopSeconds (include "specserve.drain" .) 45) .Values.shutdown.gracePeriodSeconds }}
+{{- end }}
+
+{{- define "specserve.memoryLimit" -}}
+{{- $given := (.Values.resources.limits).memory -}}
+{{ default (printf "%dGi" (mul 16 (add 1 (include "specserve.gpus" . | int)))) $given }}
 {{- end }}
 
 {{- define "specserve.sharedMemory" -}}

@@ -3,7 +3,8 @@
 {{- $root := .root -}}
 metadata:
   labels:
-    {{- include "specserve.labels" $root | nindent 4 }}
+    {{- /* No version of the chart: a new chart alone must not restart an engine. */}}
+    {{- include "specserve.selector" $root | nindent 4 }}
     app.kubernetes.io/component: {{ .component }}
     {{- with $root.Values.podLabels }}{{ toYaml . | nindent 4 }}{{ end }}
   annotations:
@@ -55,9 +56,10 @@ initContainers:
     image: {{ include "specserve.image" $root }}
     imagePullPolicy: {{ $v.image.pullPolicy }}
     command: [specserve, models, pull, /etc/specserve/config.yaml]
+    terminationMessagePolicy: FallbackToLogsOnError
     env:
       {{- include "specserve.env" (merge (dict "pulls" true) .) | nindent 6 }}
-    securityContext: {{- toYaml $v.securityContext | nindent 6 }}
+    securityContext: {{- include "specserve.securityContext" (dict "root" $root "readOnly" true) | nindent 6 }}
     resources:
       requests: {cpu: "1", memory: 2Gi}
       limits: {memory: 4Gi}
@@ -67,7 +69,10 @@ containers:
   - name: engine
     image: {{ include "specserve.image" $root }}
     imagePullPolicy: {{ $v.image.pullPolicy }}
-    command: [specserve, launch, /etc/specserve/config.yaml]
+    # The engine's lines go to the container's log as well.
+    command: {{ concat (list "specserve" "launch" "/etc/specserve/config.yaml" "--engine-log" "-") $v.launch.extraArgs | toJson }}
+    # What it said last, such as the sentence of a refused start, is in `kubectl describe pod`.
+    terminationMessagePolicy: FallbackToLogsOnError
     env:
       {{- include "specserve.env" . | nindent 6 }}
     {{- if ne .component "worker" }}
@@ -97,7 +102,7 @@ containers:
         exec:
           # A worker stays until the leader has answered what runs.
           command: [sleep, {{ ternary (add $v.shutdown.preStopSeconds (include "specserve.drain" $root)) $v.shutdown.preStopSeconds (eq .component "worker") | quote }}]
-    securityContext: {{- toYaml $v.securityContext | nindent 6 }}
+    securityContext: {{- include "specserve.securityContext" (dict "root" $root "readOnly" (empty $v.gpu.resource)) | nindent 6 }}
     resources: {{- include "specserve.resources" $root | nindent 6 }}
     volumeMounts: {{- include "specserve.mounts" (dict "root" $root "writable" false) | nindent 6 }}
 volumes: {{- include "specserve.volumes" $root | nindent 2 }}
@@ -126,10 +131,13 @@ volumes: {{- include "specserve.volumes" $root | nindent 2 }}
 {{- end }}
 
 {{- define "specserve.ownEnv" -}}
+{{- $host := include "specserve.config" (dict "root" .root "path" (list "server" "host") "default" "") -}}
+{{- /* Every address of IPv4, or of both families where the config says so: an IPv6-only cluster has no other. */}}
+{{- $every := ternary "'::'" "0.0.0.0" (eq $host "::") }}
 - name: SPECSERVE_SERVER__HOST
-  value: 0.0.0.0
+  value: {{ $every }}
 - name: SPECSERVE_SIDECAR__HOST
-  value: 0.0.0.0
+  value: {{ $every }}
 - name: SPECSERVE_SIDECAR__STATE_DIR
   value: /cache/state
 {{- if .root.Values.auth.existingSecret }}
@@ -183,6 +191,10 @@ volumes: {{- include "specserve.volumes" $root | nindent 2 }}
 {{- end }}
 - name: VLLM_CACHE_ROOT
   value: /cache/vllm
+- name: TORCHINDUCTOR_CACHE_DIR # else below TMPDIR, which a restart empties
+  value: /cache/torchinductor
+- name: TRITON_CACHE_DIR
+  value: /cache/triton
 - name: TMPDIR
   value: /tmp
 {{- if .root.Values.leaderWorkerSet.enabled }}
@@ -195,8 +207,26 @@ volumes: {{- include "specserve.volumes" $root | nindent 2 }}
 {{- end }}
 {{- end }}
 
+{{/* Hooks of the NVIDIA runtime (CDI) write into a GPU container's root and fail where it is read-only: there it is writable
+     unless the values say otherwise. Arguments: root, readOnly. */}}
+{{- define "specserve.securityContext" -}}
+{{- $context := deepCopy .root.Values.securityContext -}}
+{{- if not (hasKey $context "readOnlyRootFilesystem") }}{{ $_ := set $context "readOnlyRootFilesystem" .readOnly }}{{ end -}}
+{{ toYaml $context }}
+{{- end }}
+
+{{/* Memory that the values leave out grows with the GPUs, each of which has a worker. */}}
 {{- define "specserve.resources" -}}
 {{- $resources := deepCopy .Values.resources -}}
+{{- $limits := default dict $resources.limits -}}
+{{- $requests := default dict $resources.requests -}}
+{{- if not $limits.memory }}{{ $_ := set $limits "memory" (include "specserve.memoryLimit" .) }}{{ end -}}
+{{- if not $requests.memory -}}
+{{- $asked := printf "%dGi" (mul 8 (add 1 (include "specserve.gpus" . | int))) -}}
+{{- if gt (include "specserve.bytes" $asked | int64) (include "specserve.bytes" $limits.memory | int64) }}{{ $asked = $limits.memory }}{{ end -}}
+{{- $_ := set $requests "memory" $asked -}}
+{{- end -}}
+{{- $resources = merge (dict "limits" $limits "requests" $requests) $resources -}}
 {{- if .Values.gpu.resource -}}
 {{- $gpus := dict .Values.gpu.resource (include "specserve.gpus" .) -}}
 {{- $resources = mustMergeOverwrite $resources (dict "limits" (mustMergeOverwrite (default dict $resources.limits) $gpus)) -}}
@@ -245,7 +275,8 @@ volumes: {{- include "specserve.volumes" $root | nindent 2 }}
     sizeLimit: {{ .Values.cache.sizeLimit }}
   {{- end }}
 - name: tmp
-  emptyDir: {}
+  emptyDir:
+    sizeLimit: {{ .Values.tmp.sizeLimit }}
 - name: shm
   emptyDir:
     medium: Memory
