@@ -59,12 +59,17 @@ class Watch:
         launch_state: Callable[[], LaunchState] = LaunchState,
         state_dir: Path,
         visible_devices: str | None = None,
+        method_told: str | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """``engine_url`` None watches the engine that these settings launch. Raises ConfigError
-        when the sidecar's port is taken or the benchmark profile cannot be used."""
+        """``engine_url`` None watches the engine that these settings launch. ``method_told`` is
+        shown in place of the settings' method: they were made from what a server says.
+
+        Raises ConfigError when the sidecar's port is taken or the benchmark profile cannot be used.
+        """
         sidecar, self._settings = settings.sidecar, settings
+        self._method = method_told or settings.method
         alone = engine_url is not None
         if engine_url is not None:
             engine_url = engine_url.rstrip("/")
@@ -174,7 +179,7 @@ class Watch:
             "specserve_info",
             version=__version__,
             engine_version=seen.state.engine_version or "unknown",
-            method=self._settings.method or "none",
+            method=self._method or "none",
         )
         out |= self._rules.readings(seen.evaluation) | self._notifier.readings()
         return out | {info: 1.0}
@@ -188,6 +193,7 @@ class Watch:
             seen.observation,
             seen.state,
             seen.evaluation.active,
+            method=self._method,
             age_seconds=age,
         )
 

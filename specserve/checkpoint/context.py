@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+
+from pydantic import JsonValue
 
 from specserve.checkpoint.facts import ModelFacts
 
@@ -70,7 +71,7 @@ def native_length(model: ModelFacts) -> int | None:
     return found.longest
 
 
-def rope_parameters(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def rope_parameters(config: Mapping[str, JsonValue]) -> Iterator[Mapping[str, JsonValue]]:
     """The rope parameters of a text config, one mapping per kind of layer where they are nested."""
     for key in ("rope_parameters", "rope_scaling"):
         section = config.get(key)
@@ -88,11 +89,11 @@ def uses_mrope(model: ModelFacts) -> bool:
     return any("mrope_section" in rope for config in configs for rope in rope_parameters(config))
 
 
-def _kind(rope: Mapping[str, Any]) -> str:
+def _kind(rope: Mapping[str, JsonValue]) -> str:
     return str(rope.get("rope_type", rope.get("type", "default")))
 
 
-def _scaled(length: int, ropes: list[Mapping[str, Any]], *, scales_yarn: bool) -> int:
+def _scaled(length: int, ropes: list[Mapping[str, JsonValue]], *, scales_yarn: bool) -> int:
     scaled = length
     for rope in ropes:
         factor = rope.get("factor")
@@ -106,7 +107,7 @@ def _scaled(length: int, ropes: list[Mapping[str, Any]], *, scales_yarn: bool) -
     return scaled
 
 
-def _count(value: Any) -> int | None:
+def _count(value: JsonValue) -> int | None:
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
     return None

@@ -12,8 +12,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
+
+from pydantic import JsonValue
 
 from specserve.checkpoint.access import HubAccess
 from specserve.checkpoint.facts import CheckpointRefused, Source
@@ -146,17 +148,21 @@ def _listing(name: str, body: bytes) -> tuple[str, dict[str, int]]:
     return commit, {file: n for file, n in map(_sibling, siblings) if file and "/" not in file}
 
 
-def _sibling(entry: Any) -> tuple[str, int]:
-    if not isinstance(entry, dict) or not isinstance(entry.get("rfilename"), str):
+def _sibling(entry: JsonValue) -> tuple[str, int]:
+    if not isinstance(entry, dict):
         return "", 0
-    lfs = entry.get("lfs")
+    name, lfs = entry.get("rfilename"), entry.get("lfs")
+    if not isinstance(name, str):
+        return "", 0
     if entry.get("size") is not None:
         n = entry.get("size")
     elif isinstance(lfs, dict):
         n = lfs.get("size")
     else:
         n = None
-    return entry["rfilename"], n if isinstance(n, int) and n >= 0 else 0
+    if isinstance(n, int) and n >= 0:
+        return name, n
+    return name, 0
 
 
 def _refusal(

@@ -12,7 +12,8 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+
+from pydantic import JsonValue
 
 from specserve.checkpoint.facts import ModelFacts
 from specserve.checkpoint.safetensors import Corrupt, parse_object
@@ -133,12 +134,14 @@ def read_manifest(path: Path) -> Manifest:
     return Manifest(models, revisions)
 
 
-def _records(files: Mapping[str, Any]) -> dict[str, FileRecord]:
+def _records(files: Mapping[str, JsonValue]) -> dict[str, FileRecord]:
     records = {}
     for name, entry in files.items():
         if ".." in PurePosixPath(name).parts or PurePosixPath(name).is_absolute():
             raise Corrupt(f"{name!r} is outside the checkpoint")
-        records[name] = FileRecord(int(entry["size"]), str(entry["sha256"]))
+        if not isinstance(entry, dict) or not isinstance(entry["size"], int):
+            raise Corrupt(f"{name!r} has no size")
+        records[name] = FileRecord(entry["size"], str(entry["sha256"]))
     return records
 
 

@@ -11,14 +11,19 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from pydantic import BaseModel, JsonValue
 
 from specserve.checkpoint.facts import ModelFacts, Source
 from specserve.checkpoint.safetensors import Corrupt, parse_object
 from specserve.units import size
 
 if TYPE_CHECKING:
+    from sentencepiece import SentencePieceProcessor
     from tokenizers import Tokenizer as NativeTokenizer
+
+T = TypeVar("T")
 
 MAX_TOKENIZER_BYTES = 64 * 1024**2
 MAX_TOKENS = 600_000
@@ -94,6 +99,41 @@ class Tokenizer:
         return ("Ġ", "▁")
 
 
+class TekkenWord(BaseModel):
+    """An ordinary token; its bytes in base64."""
+
+    rank: int
+    token_bytes: str
+
+
+class TekkenSpecial(BaseModel):
+    """A special token."""
+
+    rank: int
+    token_str: str
+
+
+class TekkenConfig(BaseModel):
+    """How many of the tokens are in use, and how text is split into words."""
+
+    pattern: str | None = None
+    default_vocab_size: int
+    default_num_special_tokens: int
+
+
+class TekkenFile(BaseModel):
+    """What is read of a tekken.json."""
+
+    config: TekkenConfig
+    vocab: list[TekkenWord]
+    special_tokens: list[TekkenSpecial] | None = None
+
+    def words(self) -> list[TekkenWord]:
+        """The ordinary tokens in use: the file lists more. Special ones come before them."""
+        ordinary = self.config.default_vocab_size - self.config.default_num_special_tokens
+        return [word for word in self.vocab if word.rank < ordinary]
+
+
 def load(facts: ModelFacts) -> Tokenizer | None:
     """The tokenizer of a checkpoint; None when it has none. Raises Corrupt, NotRead or
     MissingLibrary.
@@ -112,7 +152,14 @@ def load(facts: ModelFacts) -> Tokenizer | None:
             return Tokenizer("tiktoken", name, digest, _ranks(data), data=data)
         return _sentencepiece(name, digest, data)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as e:
-        raise e if isinstance(e, Corrupt) else Corrupt(f"is not a tokenizer file ({e})") from None
+        if isinstance(e, Corrupt):
+            raise
+        raise Corrupt(f"is not a tokenizer file ({first_line(e)})") from None
+
+
+def first_line(error: Exception) -> str:
+    """What is wrong, without the rest of a long report."""
+    return (str(error).splitlines() or ["damaged"])[0]
 
 
 def encoder(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
@@ -136,10 +183,10 @@ def _encode_tekken(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
         raise NotEncodable(
             "the tiktoken library is not installed (pip install 'specserve[vocab]')"
         ) from None
-    body = parse_object(tokenizer.data)
-    specials, entries = _tekken_words(body)
-    ranks = {base64.b64decode(e["token_bytes"]): e["rank"] for e in entries}
-    pattern = body["config"].get("pattern")
+    file = TekkenFile.model_validate_json(tokenizer.data)
+    specials = file.config.default_num_special_tokens
+    ranks = {base64.b64decode(word.token_bytes): word.rank for word in file.words()}
+    pattern = file.config.pattern or ""
     native = _guarded(
         lambda: Encoding("tekken", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
     )
@@ -167,7 +214,7 @@ def json_encoder(
     )
 
 
-def _guarded(call: Callable[[], Any]) -> Any:
+def _guarded(call: Callable[[], T]) -> T:
     """Call a library in Rust; it raises a bare Exception, or a PanicException, which is no
     Exception at all.
     """
@@ -223,19 +270,30 @@ def _tokenizer_json(name: str, digest: str, data: bytes) -> Tokenizer:
     return Tokenizer("tokenizer.json", name, digest, base, added, rules, data, shell)
 
 
-def _unigram(vocab: list[Any]) -> list[tuple[str, int]]:
-    return [(str(entry[0]), i) for i, entry in enumerate(vocab)]
+def _unigram(vocab: list[JsonValue]) -> list[tuple[str, int]]:
+    tokens = []
+    for i, entry in enumerate(vocab):
+        if not isinstance(entry, list):
+            raise Corrupt("has a token without a score")
+        tokens.append((str(entry[0]), i))
+    return tokens
 
 
-def _merges(merges: Any) -> str:
+def _merges(merges: JsonValue) -> str:
     """Digest of merges as ``a b`` lines: newer files write pairs, older ones strings."""
     if not isinstance(merges, list):
         return _digest(merges)
-    lines = "\n".join(" ".join(m) if isinstance(m, list) else m for m in merges)
+    words = []
+    for merge in merges:
+        if isinstance(merge, list):
+            words.append(" ".join(map(str, merge)))
+        else:
+            words.append(str(merge))
+    lines = "\n".join(words)
     return hashlib.sha256(lines.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def _check_ids(ids: Mapping[str, Any]) -> None:
+def _check_ids(ids: Mapping[str, JsonValue]) -> None:
     if len(ids) > MAX_TOKENS:
         raise Corrupt(f"has {len(ids)} tokens; more than {MAX_TOKENS} are not read")
     for token, token_id in ids.items():
@@ -243,7 +301,7 @@ def _check_ids(ids: Mapping[str, Any]) -> None:
             raise Corrupt(f"token {token[:50]!r} has no valid id")
 
 
-def _digest(value: Any) -> str:
+def _digest(value: JsonValue) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -266,24 +324,14 @@ def _ranks(data: bytes) -> dict[str, int]:
 
 
 def _tekken(name: str, digest: str, data: bytes) -> Tokenizer:
-    body = parse_object(data)
-    specials, entries = _tekken_words(body)
-    base = {_printable(base64.b64decode(e["token_bytes"])): e["rank"] + specials for e in entries}
-    added = {str(t["token_str"]): t["rank"] for t in body.get("special_tokens") or []}
+    file = TekkenFile.model_validate_json(data)
+    specials = file.config.default_num_special_tokens
+    base = {_printable(base64.b64decode(w.token_bytes)): w.rank + specials for w in file.words()}
+    added = {token.token_str: token.rank for token in file.special_tokens or ()}
     _check_ids(base)
     _check_ids(added)
-    rules = {"pre_tokenizer": _digest(body["config"].get("pattern"))}
+    rules = {"pre_tokenizer": _digest(file.config.pattern)}
     return Tokenizer("tekken", name, digest, base, added, rules, data)
-
-
-def _tekken_words(body: Mapping[str, Any]) -> tuple[int, list[Mapping[str, Any]]]:
-    """How many special tokens come first, and the ordinary ones in use: the file lists more than
-    that.
-    """
-    config = body["config"]
-    specials = int(config["default_num_special_tokens"])
-    ordinary = int(config["default_vocab_size"]) - specials
-    return specials, [e for e in body["vocab"] if e["rank"] < ordinary]
 
 
 def _sentencepiece(name: str, digest: str, data: bytes) -> Tokenizer:
@@ -296,7 +344,7 @@ def _sentencepiece(name: str, digest: str, data: bytes) -> Tokenizer:
     return Tokenizer("sentencepiece", name, digest, base, added, data=data)
 
 
-def _processor(data: bytes) -> Any:
+def _processor(data: bytes) -> SentencePieceProcessor:
     try:
         from sentencepiece import SentencePieceProcessor
     except ImportError:

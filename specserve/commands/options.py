@@ -16,6 +16,7 @@ from specserve.errors import Problem
 if TYPE_CHECKING:
     from pydantic import JsonValue
 
+    from specserve.config.load import Loaded
     from specserve.errors import SpecserveError
 
 NOT_A_SIDECAR = "what listens there is not a sidecar of specserve"
@@ -34,27 +35,37 @@ def config_command(
 
     @functools.wraps(function)
     def wrapper(config: str, overrides: tuple[str, ...], **kwargs: Any) -> Any:
-        from specserve.config.load import load
-
-        loaded = load(Path(config), environ=os.environ, overrides=overrides)
-        for warning in loaded.warnings:
-            warn(warning)
-        if asks_checkpoints:
-            from specserve.app.derive import derived
-
-            loaded, notes = derived(loaded, os.environ)
-            for note in notes:
-                click.echo(f"Note: {note}", err=True)
+        loaded = loaded_from(config, overrides, asks_checkpoints=asks_checkpoints)
         return function(loaded=loaded, **kwargs)
 
-    wrapper = click.option(
+    return click.argument("config", type=click.Path(dir_okay=True))(set_option(wrapper))
+
+
+def set_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command ``--set KEY=VALUE`` as ``overrides``."""
+    return click.option(
         "--set",
         "overrides",
         multiple=True,
         metavar="KEY=VALUE",
         help="Override one key, e.g. --set server.port=9000.",
-    )(wrapper)
-    return click.argument("config", type=click.Path(dir_okay=True))(wrapper)
+    )(function)
+
+
+def loaded_from(config: str, overrides: tuple[str, ...], *, asks_checkpoints: bool) -> Loaded:
+    """The config, its warnings and notes printed."""
+    from specserve.config.load import load
+
+    loaded = load(Path(config), environ=os.environ, overrides=overrides)
+    for warning in loaded.warnings:
+        warn(warning)
+    if asks_checkpoints:
+        from specserve.app.derive import derived
+
+        loaded, notes = derived(loaded, os.environ)
+        for note in notes:
+            click.echo(f"Note: {note}", err=True)
+    return loaded
 
 
 def format_option(function: Callable[..., Any]) -> Callable[..., Any]:

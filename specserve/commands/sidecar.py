@@ -7,22 +7,40 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specserve.commands.options import NOT_A_SIDECAR, ask, config_command, format_option, http_url
+from specserve.commands.options import (
+    NOT_A_SIDECAR,
+    ask,
+    format_option,
+    http_url,
+    loaded_from,
+    set_option,
+    warn,
+)
 
 if TYPE_CHECKING:
     from specserve.config.load import Loaded
 
+_RETRY_SECONDS = 2.0
 SECONDS = click.FloatRange(min=0, max=3600, min_open=True)
 
 
 @click.command()
-@config_command
+@click.argument("config", required=False, type=click.Path())
+@set_option
 @click.option(
     "--engine-url", callback=http_url, help="Base URL of the vLLM server; default from CONFIG."
 )
 @click.pass_context
-def sidecar(context: click.Context, *, loaded: Loaded, engine_url: str | None) -> None:
+def sidecar(
+    context: click.Context,
+    *,
+    config: str | None,
+    overrides: tuple[str, ...],
+    engine_url: str | None,
+) -> None:
     """Watch a running vLLM server: probes, metrics, alerts. Needs no vLLM here.
+
+    Without CONFIG the server at --engine-url is asked for what it serves.
 
     \b
     Kubernetes:  specserve sidecar /etc/specserve/config.yaml --engine-url http://127.0.0.1:8000
@@ -35,6 +53,11 @@ def sidecar(context: click.Context, *, loaded: Loaded, engine_url: str | None) -
     from specserve.supervise.leftovers import folders
     from specserve.supervise.supervisor import captured_signals, next_signal
 
+    method = None
+    if config is not None:
+        loaded = loaded_from(config, overrides, asks_checkpoints=True)
+    else:
+        loaded, method = _asked(engine_url, overrides)
     log.setup(debug=bool((context.obj or {}).get("debug")), secrets=loaded.secrets())
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
     with captured_signals(signals.put):
@@ -43,12 +66,44 @@ def sidecar(context: click.Context, *, loaded: Loaded, engine_url: str | None) -
             engine_url=engine_url or loaded.settings.base_url,
             state_dir=folders(os.environ).state,
             visible_devices=loaded.settings.engine.env.get("CUDA_VISIBLE_DEVICES"),
+            method_told=method,
         ).start()
         click.echo(f"sidecar at {running.url}, watching {running.engine_url}")
         try:
             next_signal(signals)
         finally:
             running.stop()
+
+
+def _asked(engine_url: str | None, overrides: tuple[str, ...]) -> tuple[Loaded, str | None]:
+    """A config made of what the server says, once it answers, and what to call its method."""
+    import os
+    import time
+
+    from specserve.app.look import discover
+    from specserve.engine.http.client import EngineUnreachable
+    from specserve.errors import ConfigError
+
+    if engine_url is None:
+        raise ConfigError(
+            "neither CONFIG nor --engine-url is given; must have one",
+            where="sidecar",
+            fix="specserve sidecar --engine-url http://127.0.0.1:8000",
+        )
+    waited = ""
+    while True:
+        try:
+            found = discover(engine_url, environ=os.environ, overrides=overrides)
+        except EngineUnreachable as error:
+            why = error.problems[0].message
+            if why != waited:
+                click.echo(f"{engine_url}: {why}; waiting for it", err=True)
+            waited = why
+            time.sleep(_RETRY_SECONDS)
+        else:
+            for warning in found.loaded.warnings:
+                warn(warning)
+            return found.loaded, found.method
 
 
 @click.command()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from specserve.alert.evaluate import AlertJson
+    from specserve.app.look import LookReport
     from specserve.sidecar.presentation import CanaryJson, Numbers, ProbeJson, StatusJson
 
 WINDOWS = ("1m", "5m", "30m")
@@ -46,13 +47,17 @@ _SECONDS = click.FloatRange(min=0.1, max=3600)
     callback=http_url,
     help="Where the sidecar listens.",
 )
+@click.option(
+    "--engine-url",
+    callback=http_url,
+    help="Look at this vLLM server itself: no sidecar, no config.",
+)
 @click.option("--watch", is_flag=True, help="Again every few seconds, until Ctrl-C.")
 @click.option(
     "--interval",
-    default=2.0,
-    show_default=True,
     type=_SECONDS,
-    help="Seconds between two looks with --watch.",
+    help="Seconds between two looks with --watch (2), or between the two reads of "
+    "--engine-url (5).",
 )
 @click.option(
     "--token-file",
@@ -60,15 +65,31 @@ _SECONDS = click.FloatRange(min=0.1, max=3600)
     type=click.Path(path_type=Path),
     help="File with the token of sidecar.token_file.",
 )
+@click.option(
+    "--api-key-file", type=click.Path(path_type=Path), help="File with the key of --engine-url."
+)
 @format_option
-def status(url: str, watch: bool, interval: float, token_file: Path | None, output: str) -> None:
+def status(
+    *,
+    url: str,
+    engine_url: str | None,
+    watch: bool,
+    interval: float | None,
+    token_file: Path | None,
+    api_key_file: Path | None,
+    output: str,
+) -> None:
     """Show state, acceptance, latency and alerts of a server.
 
-    Exit code 0 when the server is ready, 1 when it is not, 5 when no sidecar answers.
+    Exit code 0 when the server is ready, 1 when it is not, 5 when nothing answers.
     """
     import json
     import time
 
+    if engine_url is not None:
+        _look(engine_url, api_key_file, watch=watch, interval=interval or 5.0, output=output)
+        return
+    interval = interval or 2.0
     token = None
     if token_file is not None:
         token = secret_in(token_file, "--token-file")
@@ -87,6 +108,102 @@ def status(url: str, watch: bool, interval: float, token_file: Path | None, outp
         time.sleep(interval)
     if not found["ready"]["ok"]:
         raise click.exceptions.Exit(1)
+
+
+def _look(url: str, key_file: Path | None, *, watch: bool, interval: float, output: str) -> None:
+    """One look at the engine itself, or one after another."""
+    import json
+
+    from specserve.app.look import look_at
+
+    key = None
+    if key_file is not None:
+        key = secret_in(key_file, "--api-key-file")
+    while True:
+        found = look_at(url, key, interval_seconds=interval)
+        if output == "json" and watch:
+            click.echo(json.dumps(found.as_dict()))
+        elif output == "json":
+            click.echo(json.dumps(found.as_dict(), indent=2))
+        else:
+            if watch:
+                click.clear()
+            _show_look(found)
+        if not watch:
+            break
+    if not found.is_ready:
+        raise click.exceptions.Exit(1)
+
+
+def _show_look(found: LookReport) -> None:
+    from rich.console import Console, Group
+    from rich.table import Table
+    from rich.text import Text
+
+    from specserve.sidecar.presentation import LOOK_ROWS
+
+    seen = found.seen
+    head = Table.grid(padding=(0, 2))
+    for name, text in _look_head(found):
+        head.add_row(Text(name, style="dim"), Text(text))
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    table.add_column("")
+    table.add_column("now", justify="right")
+    before: Numbers = {}
+    if seen.usual is not None:
+        table.add_column(seen.usual.since, justify="right")
+        before = seen.usual.numbers
+    for row in LOOK_ROWS:
+        cells = [row.cell(seen.now), row.cell(before)]
+        if any(cells):
+            table.add_row(row.title, *cells[: len(table.columns) - 1])
+    parts: list[RenderableType] = [head, Text(), table, Text()]
+    if seen.no_usual is not None:
+        parts += [Text(f"no usual values: {seen.no_usual}", style="dim"), Text()]
+    parts += _diagnosis(found)
+    Console(highlight=False).print(Group(*parts))
+
+
+def _look_head(found: LookReport) -> list[tuple[str, str]]:
+    from specserve.units import duration
+
+    seen = found.seen
+    method = "no speculation"
+    if seen.num_speculative_tokens:
+        method = f"speculates, {seen.num_speculative_tokens} tokens per draft"
+    elif seen.num_speculative_tokens is not None:
+        method = "speculates"
+    engine = found.url
+    if seen.engines > 1:
+        engine += f", {seen.engines} engines"
+    if seen.age_seconds is not None:
+        engine += f", started {duration(seen.age_seconds)} ago"
+    return [
+        ("model", ", ".join(seen.model_names) or "not named"),
+        ("engine", engine),
+        ("method", method),
+        ("versions", f"vLLM {found.version or 'unknown'}"),
+        ("looked", f"for {duration(seen.covered_seconds)}"),
+    ]
+
+
+_STYLES = {"ok": "bold green", "idle": "green", "degraded": "bold yellow", "down": "bold red"}
+
+
+def _diagnosis(found: LookReport) -> list[RenderableType]:
+    """The verdict in words, what it points to, and the next command: the last lines."""
+    from rich.text import Text
+
+    said = found.seen.diagnosis
+    lines: list[RenderableType] = [
+        Text.assemble((said.word.upper(), _STYLES[said.word]), "  ", said.sentence)
+    ]
+    if said.likely is not None:
+        lines.append(Text(f"Likely: {said.likely}"))
+    if said.advice is not None and not said.advice.startswith("specserve "):
+        lines.append(Text(f"Try: {said.advice}"))
+    lines.append(Text(f"Next: {found.follows}"))
+    return lines
 
 
 def _fetch(url: str, token: str | None) -> StatusJson:

@@ -120,6 +120,13 @@ def read(path: Path, environ: Mapping[str, str]) -> Document:
     return doc
 
 
+def read_text(text: str, name: str, environ: Mapping[str, str]) -> Document:
+    """The same for a text that stands in no file; ``name`` is what places are told with."""
+    doc = Document(name)
+    _Walk(doc, environ).top(_compose(text, name))
+    return doc
+
+
 def read_value(
     text: str, path: KeyPath, place: str, environ: Mapping[str, str]
 ) -> tuple[Yaml, Document]:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
 from specserve.config import legacy, rules
-from specserve.config.document import KeyPath, Yaml, dotted, inside, put, read
+from specserve.config.document import KeyPath, Yaml, dotted, inside, put, read, read_text
 from specserve.config.harmless import hidden_texts
 from specserve.config.schema import Settings
 from specserve.config.sentences import known_keys, one_per_union, sentence
@@ -59,7 +59,17 @@ def load(path: Path, *, environ: Mapping[str, str], overrides: Sequence[str] = (
     Precedence, lowest first: defaults, file, ``SPECSERVE_*`` of ``environ`` (nested with ``__``),
     ``overrides`` (``a.b=c``). Raises ConfigError with every problem found.
     """
-    cascade = Cascade(read(path, environ), environ, overrides)
+    return _loaded(path, Cascade(read(path, environ), environ, overrides))
+
+
+def load_text(
+    text: str, name: str, *, environ: Mapping[str, str], overrides: Sequence[str] = ()
+) -> Loaded:
+    """The same for a config that stands in no file; ``name`` is what problems are placed at."""
+    return _loaded(Path(name), Cascade(read_text(text, name, environ), environ, overrides))
+
+
+def _loaded(path: Path, cascade: Cascade) -> Loaded:
     problems = cascade.problems
     warnings = cascade.warnings
     settings = _validate(cascade, problems)
@@ -80,7 +90,7 @@ def load(path: Path, *, environ: Mapping[str, str], overrides: Sequence[str] = (
             problems.append(problem)
     if problems:
         raise ConfigError(_unique(problems))
-    return Loaded(path, settings, _sources(cascade), tuple(warnings), tuple(overrides))
+    return Loaded(path, settings, _sources(cascade), tuple(warnings), cascade.overrides)
 
 
 def _former_names(cascade: Cascade) -> Iterator[Problem]:

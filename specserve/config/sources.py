@@ -304,6 +304,7 @@ class Cascade:
         file.replaced |= sets.layer.replaced
         environment.replaced |= sets.layer.replaced
         self.doc = doc
+        self.overrides = tuple(overrides)
         self.values = merged([sets, environment, file])
         self.warnings = environment.warnings
         self._layers = (sets.layer, environment.layer)

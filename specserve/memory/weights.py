@@ -214,8 +214,9 @@ def rope_table_bytes(config: Config, shape: Shape) -> int:
         dim = int(dim * partial)
     factor = 1.0
     for rope in rope_parameters(config):
-        if rope.get("rope_type", rope.get("type")) == "linear":
-            factor = float(rope.get("factor") or 1)
+        scale = rope.get("factor")
+        if rope.get("rope_type", rope.get("type")) == "linear" and isinstance(scale, int | float):
+            factor = float(scale) or 1.0
     return int(positions * factor) * dim * shape.dtype_bytes
 
 

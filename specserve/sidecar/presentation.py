@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from specserve.alert.evaluate import AlertJson
 
+METHOD_NOT_TOLD = "unknown"
+"""In place of a method: a server's metrics say that it speculates, and not how."""
 ProbeName = Literal["started", "live", "ready"]
 Numbers = Mapping[str, float | dict[str, float]]
 """Short name of a family -> its value, or its values by a label."""
@@ -133,6 +135,12 @@ ROWS = (
     StatusRow("waiting", "requests_waiting", "0f", tile=True),
     StatusRow("KV cache in use", "kv_cache_usage_ratio", "ratio", tile=True),
 )
+LOOK_ROWS = (
+    *(row for row in ROWS if row.name != "window_seconds"),
+    StatusRow("gap between chunks", "inter_token_latency_seconds", "seconds", "mean"),
+)
+"""What one look shows. The gap between chunks is the time of a step, and is there before a request
+has finished."""
 PROBES: tuple[ProbeName, ...] = ("ready", "live", "started")
 """In the order of their weight."""
 NO_ALERT = "no alert is pending or firing"
@@ -153,6 +161,9 @@ def method(status: StatusJson) -> str:
     """The method in force."""
     if not status["method"]:
         return "no speculation"
+    if status["method"] == METHOD_NOT_TOLD:
+        tokens = status["num_speculative_tokens"]
+        return f"speculates (the server does not say how), {tokens} tokens per draft"
     return f"{status['method']}, {status['num_speculative_tokens']} tokens per draft"
 
 

@@ -28,9 +28,11 @@ def build(
     state: LaunchState,
     alerts: Sequence[Alert] = (),
     *,
+    method: str | None,
     age_seconds: float,
 ) -> StatusJson:
-    """The JSON form. ``age_seconds`` is how old the observation is."""
+    """The JSON form. ``method`` is what is shown as such; ``age_seconds`` is how old the
+    observation is."""
     readings: Readings = {}
     condition, tokens = "starting", None
     if seen is not None:
@@ -39,7 +41,7 @@ def build(
         tokens = settings.num_speculative_tokens
     return {
         "model_name": settings.served_model_name,
-        "method": settings.method,
+        "method": method,
         "num_speculative_tokens": tokens,
         "engine_url": engine_url,
         "state": state.context.state,
@@ -58,7 +60,7 @@ def build(
         "comparison": _canary(state.comparison),
         "repairs": list(state.repairs),
         "now": _now(readings),
-        "windows": _windows(readings),
+        "windows": by_window(readings),
         "baseline": _baseline(readings),
         "alerts": [alert.as_dict() for alert in sorted(alerts, key=importance)],
     }
@@ -113,7 +115,7 @@ def _now(readings: Readings) -> dict[str, float]:
     }
 
 
-def _windows(readings: Readings) -> dict[str, dict[str, float | dict[str, float]]]:
+def by_window(readings: Readings) -> dict[str, dict[str, float | dict[str, float]]]:
     """Window -> short name -> value; families with one more label become a mapping of that label's
     values."""
     out: dict[str, dict[str, float | dict[str, float]]] = {}

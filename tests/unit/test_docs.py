@@ -197,6 +197,7 @@ def test_a_stale_page_is_named_and_written_again(tmp_path: Path) -> None:
     for folder in ("docs", "helm/specserve"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts/drawings.py", tmp_path / "scripts")
     script = Path(shutil.copy(ROOT / "scripts/docs", tmp_path / "scripts"))
     page = tmp_path / "docs/metrics.md"
     page.write_text(page.read_text() + "by hand\n")

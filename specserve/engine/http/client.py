@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
@@ -151,6 +152,24 @@ class EngineClient:
             return tuple(str(entry["id"]) for entry in body["data"])
         except (KeyError, TypeError) as error:
             raise self._http.unexpected("/v1/models", body) from error
+
+    def owner(self, *, timeout: float | None = None) -> str | None:
+        """Which program says that it owns the served model (``vllm``); None when none does."""
+        body = self._http.json("GET", "/v1/models", timeout=timeout)
+        try:
+            return body["data"][0].get("owned_by")
+        except (KeyError, IndexError, TypeError, AttributeError):
+            return None
+
+    def clock_seconds(self, *, timeout: float | None = None) -> float | None:
+        """The Unix time on the server's own clock; None when it does not say."""
+        said = self._http.header("/health", "Date", timeout=timeout)
+        if said is None:
+            return None
+        try:
+            return parsedate_to_datetime(said).timestamp()
+        except ValueError:
+            return None
 
     def version(self, *, timeout: float | None = None) -> str | None:
         """What the engine calls its version; None when it does not say."""

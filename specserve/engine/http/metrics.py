@@ -50,6 +50,8 @@ SampleRole = Literal[
     "sleep",
 ]
 
+PREFIX = "vllm:"
+"""Of everything that the engine itself counts."""
 _OLD = "old:"
 _GAUGES = {
     "vllm:num_requests_running": "running",
