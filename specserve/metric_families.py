@@ -155,6 +155,11 @@ def _health() -> Iterable[Family]:
             "0 or 1",
             "Whether drafted text was last proven not to be the target's own.",
         ),
+        (
+            "output_suspect",
+            "0 or 1",
+            "Whether most of the usual acceptance is lost, and wrong output explains it best.",
+        ),
     )
     yield from _counters(
         ("scrapes_total", "scrapes", "Reads of the engine's metrics by result."), labels=("result",)
@@ -285,6 +290,11 @@ def _windowed_speculation() -> Iterable[Family]:
             "Output tokens / (output tokens - accepted): tokens a sequence gains per step.",
         ),
         (
+            "sequences_per_step",
+            "sequences",
+            "(Output tokens - accepted) / engine steps: sequences that a step moves on.",
+        ),
+        (
             "estimated_speedup_ratio",
             "ratio",
             "tokens_per_step x baseline step time / speculative step time of the profile.",
@@ -309,6 +319,11 @@ def _windowed_traffic() -> Iterable[Family]:
             "length_finish_ratio",
             "ratio",
             "Requests that ended at their token limit / finished requests.",
+        ),
+        (
+            "prompts_over_draft_context_ratio",
+            "ratio",
+            "Finished requests whose prompt is longer than the draft's own context / all.",
         ),
         (
             "acceptance_rate_drift",
@@ -363,6 +378,8 @@ def _windowed_traffic() -> Iterable[Family]:
         ),
         ("request_latency_seconds", "seconds", "End-to-end latency of finished requests."),
         ("queue_time_seconds", "seconds", "Time that finished requests spent waiting."),
+        ("request_prompt_tokens", "tokens", "Prompt length of finished requests."),
+        ("request_generation_tokens", "tokens", "Answer length of finished requests."),
         labels=("stat", "window"),
     )
     yield from _gauges(
@@ -371,6 +388,11 @@ def _windowed_traffic() -> Iterable[Family]:
     )
     yield from _gauges(
         ("engine_acceptance_rate", "ratio", "Accepted / draft tokens of one engine."),
+        (
+            "engine_window_draft_tokens",
+            "tokens",
+            "Draft tokens of one engine in the window: the sample size of its acceptance rate.",
+        ),
         labels=("engine", "window"),
     )
 
@@ -399,6 +421,11 @@ def _references() -> Iterable[Family]:
             ),
         ),
         (
+            "usual_position1_conditional_acceptance_rate",
+            "ratio",
+            "Own acceptance at position 1 of the drafts whose first token was accepted.",
+        ),
+        (
             "mean_acceptance_length_baseline",
             "tokens",
             "Own mean acceptance length of the recent good period.",
@@ -412,6 +439,31 @@ def _references() -> Iterable[Family]:
             "length_finish_baseline",
             "ratio",
             "Own share of requests that ended at their token limit.",
+        ),
+        (
+            "request_prompt_tokens_baseline",
+            "tokens",
+            "Own mean prompt length of the last day.",
+        ),
+        (
+            "request_generation_tokens_baseline",
+            "tokens",
+            "Own mean answer length of the last day.",
+        ),
+        (
+            "prompts_over_draft_context_baseline",
+            "ratio",
+            "Own share of prompts longer than the draft's context, of the last day.",
+        ),
+        (
+            "inter_token_latency_seconds_baseline",
+            "seconds",
+            "Own mean gap between streamed chunks (a step) of the last day.",
+        ),
+        (
+            "sequences_per_step_baseline",
+            "sequences",
+            "Own mean number of sequences in a step of the last day.",
         ),
         (
             "break_even_acceptance_rate",

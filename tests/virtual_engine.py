@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 40.0)
+TOKENS = (1.0, 10.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0, 20000.0, 50000.0)
 HISTOGRAMS = {
     "ttft": "time_to_first_token_seconds",
     "itl": "inter_token_latency_seconds",
@@ -16,7 +17,10 @@ HISTOGRAMS = {
     "e2e": "e2e_request_latency_seconds",
     "queue": "request_queue_time_seconds",
     "iteration": "iteration_tokens_total",
+    "prompt": "request_prompt_tokens",
+    "generation": "request_generation_tokens",
 }
+BOUNDS = dict.fromkeys(HISTOGRAMS, SECONDS) | {"prompt": TOKENS, "generation": TOKENS}
 OLD_CACHE = {
     "kv_usage": ("gpu_cache_usage_perc",),
     "prefix_cache_queries": ("gpu_prefix_cache_queries",),
@@ -90,13 +94,13 @@ class VirtualEngine:
         self.counters = dict.fromkeys((*names, *(spec if self.positions else ())), 0.0)
         self.per_position = [0.0] * self.positions
         self.finished = dict.fromkeys(self.finished, 0.0)
-        hists = ("ttft", "itl", "tpot", "e2e", "queue", "iteration")
-        self.histograms = {h: [0.0] * (len(SECONDS) + 1) for h in hists}
-        self.sums = dict.fromkeys(hists, 0.0)
+        self.histograms = {h: [0.0] * (len(BOUNDS[h]) + 1) for h in HISTOGRAMS}
+        self.sums = dict.fromkeys(HISTOGRAMS, 0.0)
 
     def observe(self, name: str, value: float, times: float = 1) -> None:
         """Count observations of a histogram."""
-        index = next((i for i, bound in enumerate(SECONDS) if value <= bound), len(SECONDS))
+        bounds = BOUNDS[name]
+        index = next((i for i, bound in enumerate(bounds) if value <= bound), len(bounds))
         self.histograms[name][index] += times
         self.sums[name] += value * times
 
@@ -167,7 +171,9 @@ class VirtualEngine:
 
     def _histogram(self, wire: str, name: str, labels: str) -> list[str]:
         total, lines = 0.0, []
-        for bound, count in zip((*map(str, SECONDS), "+Inf"), self.histograms[name], strict=True):
+        for bound, count in zip(
+            (*map(str, BOUNDS[name]), "+Inf"), self.histograms[name], strict=True
+        ):
             total += count
             lines.append(f'vllm:{wire}_bucket{{{labels},le="{bound}"}} {total}')
         return [

@@ -13,6 +13,7 @@ from typing import Literal
 import yaml
 from pydantic import TypeAdapter
 
+from specserve.alert.causes import Symptom
 from specserve.alert.rules import FastPath, Guard, Rule
 from specserve.config.alerting import (
     Above,
@@ -59,6 +60,7 @@ class Definition(Section):
     severity: Severity
     summary: str
     causes: tuple[str, ...]
+    symptom: Symptom | None = None
     metric: str | None = None
     """None: only Prometheus can see it."""
     labels: Mapping[str, tuple[str, ...]] = {}
@@ -160,6 +162,7 @@ def _rule(definition: Definition, settings: Settings) -> Rule | None:
         definition.severity,
         definition.summary,
         definition.causes,
+        symptom=definition.symptom,
         labels=labels,
         for_seconds=limits.timing.for_seconds,
         keep_firing_for_seconds=limits.timing.keep_firing_for_seconds,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
+from specserve.alert.causes import Cause
 from specserve.alert.rules import (
     SIGNS,
     AlertState,
@@ -58,7 +59,7 @@ class Alert:
     inhibited_by: str | None = None
     """The firing alert that explains this one; it is not sent while that lasts."""
     causes: tuple[str, ...] = ()
-    """What it usually is."""
+    """What the evidence speaks for; where there is none, what it usually is."""
 
     def as_dict(self) -> AlertJson:
         """The JSON form."""
@@ -116,9 +117,11 @@ class Evaluator:
         self.rules = tuple(rules)
         self._tracked: dict[tuple[int, Labels], _Tracked] = {}
 
-    def evaluate(self, readings: Readings, *, now: float, at: float) -> Evaluation:
+    def evaluate(
+        self, readings: Readings, *, now: float, at: float, causes: Sequence[Cause] = ()
+    ) -> Evaluation:
         """One round. ``now`` is a monotonic clock in seconds, ``at`` the wall clock in Unix
-        seconds."""
+        seconds; ``causes`` are those of what is seen now."""
         alerts: list[tuple[Alert, _Tracked]] = []
         for number, rule in enumerate(self.rules):
             inputs = observe(rule, readings)
@@ -131,7 +134,11 @@ class Evaluator:
                 if tracked.instance.state is AlertState.INACTIVE:
                     del self._tracked[number, labels]
                 else:
-                    alerts.append((_alert(rule, labels, tracked, now, at), tracked))
+                    found = tuple(c.line for c in causes if c.symptom == rule.symptom)
+                    alert = replace(
+                        _alert(rule, labels, tracked, now, at), causes=found or rule.causes
+                    )
+                    alerts.append((alert, tracked))
         return _announce(alerts, {rule.name: rule.inhibited_by for rule in self.rules})
 
     @staticmethod

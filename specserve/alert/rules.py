@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Literal
 
+from specserve.alert.causes import Symptom
 from specserve.metric_families import FAMILIES, Labels, MetricKey, Readings, key
 
 
@@ -97,6 +98,9 @@ class Rule:
     severity: str = "warning"
     summary: str = ""
     causes: tuple[str, ...] = ()
+    """What it usually is."""
+    symptom: Symptom | None = None
+    """Of which kind it is; causes by evidence are told with the alerts of their kind."""
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Label -> values that match. Labels that are not named make one instance each."""
     for_seconds: float = 0.0

@@ -153,10 +153,17 @@ class _Run:
 
     def _watch(self) -> Watch:
         from specserve.app.sidecar import Watch
+        from specserve.app.traits import of_models, of_settings
 
+        found = self._launch.report
+        if found is not None:
+            facts = of_models(self._launch.settings, found.target, found.draft)
+        else:
+            facts = of_settings(self._launch.settings, self._launch.env)
         try:
             return Watch(
                 self._launch.settings,
+                facts=facts,
                 launch_state=self._launch_state,
                 state_dir=self._launch.state_folder or self._launch.folder,
                 visible_devices=self._launch.visible_devices,

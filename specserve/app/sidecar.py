@@ -15,16 +15,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from specserve import __version__
-from specserve.alert import builtin
+from specserve.alert import builtin, causes
 from specserve.alert.evaluate import Evaluation, Evaluator
 from specserve.alert.notify import Notifier, NotifyTimes
 from specserve.alert.rules import AlertState
 from specserve.config.schema import Settings
 from specserve.engine.http.client import own_client
 from specserve.gpu.telemetry import ThreadedTelemetry, open_telemetry
-from specserve.metric_families import WINDOWS, MetricKey, key
+from specserve.metric_families import WINDOWS, MetricKey, Readings, key
 from specserve.sidecar import baseline, page, speedup, status
 from specserve.sidecar.canaries import Canaries
+from specserve.sidecar.changes import Changes
 from specserve.sidecar.collector import exposition
 from specserve.sidecar.contact import engine_version, scrape
 from specserve.sidecar.launch_state import LaunchState, output_mismatch
@@ -46,6 +47,7 @@ class _Seen:
     observation: Observation | None = None
     evaluation: Evaluation = field(default_factory=Evaluation)
     state: LaunchState = field(default_factory=LaunchState)
+    causes: tuple[causes.Cause, ...] = ()
 
 
 class Watch:
@@ -60,11 +62,13 @@ class Watch:
         state_dir: Path,
         visible_devices: str | None = None,
         method_told: str | None = None,
+        facts: causes.ServerFacts | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         """``engine_url`` None watches the engine that these settings launch. ``method_told`` is
-        shown in place of the settings' method: they were made from what a server says.
+        shown in place of the settings' method: they were made from what a server says. ``facts``
+        is what is known of the draft.
 
         Raises ConfigError when the sidecar's port is taken or the benchmark profile cannot be used.
         """
@@ -90,9 +94,10 @@ class Watch:
                 repeat=settings.alerts.repeat_interval_seconds, interval=self._interval
             ),
         )
-        folder = Path(sidecar.state_dir or state_dir)
-        name = f"baseline-{settings.server.port}-{baseline.identity(settings)}.json"
-        self._baseline_path = folder / name
+        self._store = baseline.Store.of(settings, Path(sidecar.state_dir or state_dir))
+        self._facts = facts or causes.ServerFacts(settings.method)
+        past = self._store.load()
+        self._changes = Changes(past.setup, baseline.setup(settings))
         profile = None
         if sidecar.benchmark_profile:
             profile = speedup.load(Path(sidecar.benchmark_profile))
@@ -102,9 +107,10 @@ class Watch:
                 canary_timeout_seconds=sidecar.canary_timeout_seconds,
                 canary_interval_seconds=sidecar.canary_interval_seconds,
             ),
-            baseline=baseline.load(self._baseline_path),
+            baseline=past,
             profile=profile,
             speculation_configured=settings.method is not None,
+            draft_context_tokens=self._facts.draft_context_tokens,
         )
         telemetry = open_telemetry(visible_devices, settings.gpus_per_node)
         self._gpu = None
@@ -163,7 +169,7 @@ class Watch:
             # Why it ends, perhaps.
             self._alert(self._clock(), seen, self._canaries.added_to(self._launch_state()))
         self._notifier.stop()
-        baseline.save(self.observer.baseline, self._baseline_path)
+        self._store.save(self.observer.baseline)
         self._server.stop()
 
     def readings(self) -> dict[MetricKey, float]:
@@ -194,6 +200,7 @@ class Watch:
             seen.state,
             seen.evaluation.active,
             method=self._method,
+            causes=seen.causes,
             age_seconds=age,
         )
 
@@ -217,7 +224,10 @@ class Watch:
         if state.engine_version is None:
             state = replace(state, engine_version=self._version)
         observation = aged(seen.observation, age, self._look_seconds)
-        return replace(seen, observation=observation, state=state), age
+        found = seen.causes
+        if observation is not seen.observation:
+            found = ()
+        return replace(seen, observation=observation, state=state, causes=found), age
 
     @property
     def _timeout(self) -> float:
@@ -259,7 +269,7 @@ class Watch:
         assessment = observation.assessment
         self._log(assessment)
         if observation.keep_baseline:
-            baseline.save(self.observer.baseline, self._baseline_path)
+            self._store.save(self.observer.baseline)
         if assessment.wants_canary:
             self.observer.canary_sent(now)
             self._canaries.send(found)
@@ -272,7 +282,11 @@ class Watch:
     def _alert(self, now: float, observation: Observation, state: LaunchState) -> None:
         """Evaluate the rules, tell receivers and the log, publish."""
         readings = observation.readings | self._elsewhere(state)
-        evaluation = self._rules.evaluate(readings, now=now, at=self._wall())
+        found = self._causes(readings, state)
+        if self._settings.method is not None:
+            suspect = float(causes.suspects_output(found))
+            readings[key("specserve_output_suspect")] = suspect
+        evaluation = self._rules.evaluate(readings, now=now, at=self._wall(), causes=found)
         self._notifier.publish(evaluation.to_send, now=now)
         for alert in evaluation.changed:
             level = logging.INFO
@@ -284,7 +298,19 @@ class Watch:
                 "inhibited_by": alert.inhibited_by,
             }
             LOG.log(level, "alert %s %s", alert.name, alert.state.value, extra=extra)
-        self._seen = _Seen(now, replace(observation, readings=readings), evaluation, state)
+        seen = replace(observation, readings=readings)
+        self._seen = _Seen(now, seen, evaluation, state, found)
+
+    def _causes(self, readings: Readings, state: LaunchState) -> tuple[causes.Cause, ...]:
+        """What explains the present best; the record of the setup is kept when it changes."""
+        wall = self._wall()
+        restarts = readings[key("specserve_engine_restarts_total")]
+        changed = self._changes.observe(wall, restarts, state.engine_version or self._version)
+        if changed is not None:
+            self.observer.baseline.setup = changed
+            self._store.save(self.observer.baseline)
+        facts = replace(self._facts, changes=self._changes.now(wall))
+        return causes.find(readings, facts)
 
     def _elsewhere(self, state: LaunchState) -> dict[MetricKey, float]:
         """Readings that do not come from the engine's metrics."""

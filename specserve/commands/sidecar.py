@@ -50,6 +50,7 @@ def sidecar(
 
     from specserve import log
     from specserve.app.sidecar import Watch
+    from specserve.app.traits import of_settings
     from specserve.supervise.leftovers import folders
     from specserve.supervise.supervisor import captured_signals, next_signal
 
@@ -67,6 +68,7 @@ def sidecar(
             state_dir=folders(os.environ).state,
             visible_devices=loaded.settings.engine.env.get("CUDA_VISIBLE_DEVICES"),
             method_told=method,
+            facts=of_settings(loaded.settings, os.environ),
         ).start()
         click.echo(f"sidecar at {running.url}, watching {running.engine_url}")
         try:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pydantic import JsonValue
     from rich.console import RenderableType
 
+    from specserve.alert.causes import CauseJson
     from specserve.alert.evaluate import AlertJson
     from specserve.app.look import LookReport
     from specserve.sidecar.presentation import CanaryJson, Numbers, ProbeJson, StatusJson
@@ -232,6 +233,7 @@ def _show(found: StatusJson) -> None:
     from rich.text import Text
 
     parts = [_head(found), Text(), _numbers(found), Text(), *_alerts(found["alerts"])]
+    parts += _causes(found.get("causes", []))
     Console().print(Group(*parts))
 
 
@@ -345,4 +347,20 @@ def _alerts(alerts: list[AlertJson]) -> list[RenderableType]:
         if alert["runbook_url"]:
             lines.append(f"Runbook: {alert['runbook_url']}")
         rows += [Padding(line, (0, 0, 0, 2)) for line in lines]
+    return rows
+
+
+def _causes(causes: list[CauseJson]) -> list[RenderableType]:
+    """What explains the present, the best supported first."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    from specserve.sidecar import presentation
+
+    if not causes:
+        return []
+    rows: list[RenderableType] = [Text(), Text("causes, best supported first", style="dim")]
+    for cause in causes:
+        rows.append(Text(cause["summary"]))
+        rows += [Padding(line, (0, 0, 0, 2)) for line in presentation.cause_lines(cause)]
     return rows

@@ -155,6 +155,9 @@ class Rules(Section):
     )
     AcceptanceCollapsed: Below = _below(0.08, 0.2, 60, "Acceptance rate at position 0.", 200)
     SpecOutputMismatch: Timing = _switch(0, "Drafted text was proven not to be the target's own.")
+    OutputSuspect: Timing = _switch(
+        60, "Most of the usual acceptance is lost, and nothing that explains it has changed.", 300
+    )
     AcceptanceSpread: Above = _above(
         0.25, 0.15, 600, "Highest minus lowest acceptance rate of the engines.", 5000
     )

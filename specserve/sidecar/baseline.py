@@ -3,8 +3,11 @@
 One point every few minutes, kept for a day. The reference is the median of the points that are old
 enough not to be part of a drop that is happening now. A point that is much worse than the reference
 is not taken in, so a drop does not teach itself; when it lasts longer than the memory, it has
-become the new normal. Kept on disk between restarts, under the identity of the pair: an upgrade of
-the engine is measured against what was before it.
+become the new normal.
+
+Kept on disk between restarts: what depends on the draft under the identity of the pair, what
+depends on the requests alone (prefix hits, lengths) under that of the target, so that another
+method starts with it. An upgrade of the engine is measured against what was before it.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -51,12 +55,18 @@ class Quantity:
     drift: str | None = None
     position: str | None = None
     """The place in the draft, of a reading that has one for each."""
+    stat: str | None = None
+    """Which number of a distribution."""
+    of_target: bool = False
+    """Whether it depends on the requests alone, not on the draft."""
 
     def in_window(self, window: str) -> MetricKey:
         """The reading in one window."""
-        if self.position is None:
-            return key(self.reading, window=window)
-        return key(self.reading, position=self.position, window=window)
+        if self.position is not None:
+            return key(self.reading, position=self.position, window=window)
+        if self.stat is not None:
+            return key(self.reading, stat=self.stat, window=window)
+        return key(self.reading, window=window)
 
 
 QUANTITIES = (
@@ -94,6 +104,7 @@ QUANTITIES = (
         0.15,
         -1,
         "specserve_prefix_cache_hit_drift",
+        of_target=True,
     ),
     Quantity(
         "specserve_length_finish_ratio",
@@ -103,6 +114,61 @@ QUANTITIES = (
         0.15,
         1,
         "specserve_length_finish_drift",
+        of_target=True,
+    ),
+    Quantity(
+        "specserve_conditional_acceptance_rate_per_position",
+        "specserve_usual_position1_conditional_acceptance_rate",
+        "specserve_window_drafts",
+        MIN_DRAFTS,
+        0.15,
+        -1,
+        position="1",
+    ),
+    Quantity(
+        "specserve_request_prompt_tokens",
+        "specserve_request_prompt_tokens_baseline",
+        "specserve_window_requests",
+        MIN_REQUESTS,
+        math.inf,
+        1,
+        stat="mean",
+        of_target=True,
+    ),
+    Quantity(
+        "specserve_request_generation_tokens",
+        "specserve_request_generation_tokens_baseline",
+        "specserve_window_requests",
+        MIN_REQUESTS,
+        math.inf,
+        1,
+        stat="mean",
+        of_target=True,
+    ),
+    Quantity(
+        "specserve_prompts_over_draft_context_ratio",
+        "specserve_prompts_over_draft_context_baseline",
+        "specserve_window_requests",
+        MIN_REQUESTS,
+        math.inf,
+        1,
+    ),
+    Quantity(
+        "specserve_inter_token_latency_seconds",
+        "specserve_inter_token_latency_seconds_baseline",
+        "specserve_window_requests",
+        MIN_REQUESTS,
+        math.inf,
+        1,
+        stat="mean",
+    ),
+    Quantity(
+        "specserve_sequences_per_step",
+        "specserve_sequences_per_step_baseline",
+        "specserve_window_requests",
+        MIN_REQUESTS,
+        math.inf,
+        1,
     ),
 )
 
@@ -117,7 +183,7 @@ def identity(settings: Settings) -> str:
     draft_path = draft_revision = None
     if draft is not None:
         draft_path, draft_revision = draft.path, draft.revision
-    parts = (
+    return _digest(
         target.path,
         target.revision,
         draft_path,
@@ -125,6 +191,21 @@ def identity(settings: Settings) -> str:
         settings.method,
         settings.num_speculative_tokens,
     )
+
+
+def target_identity(settings: Settings) -> str:
+    """The same for what depends on the requests alone: the target and the name it is served by."""
+    target = settings.models.target_model
+    return _digest(target.path, target.revision, settings.served_model_name)
+
+
+def setup(settings: Settings) -> str:
+    """The same for all that an engine is started with: a change of it is a change of the engine."""
+    parts = (settings.models, settings.speculative_decoding, settings.engine)
+    return _digest(*(part.model_dump_json() for part in parts))
+
+
+def _digest(*parts: str | int | None) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
@@ -133,6 +214,8 @@ class Baseline:
     """Points by reading: (Unix time, value), oldest first. At most a day of them."""
 
     points: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    setup: SetupRecord | None = None
+    """What the server ran with at the last change that is known."""
 
     def observe(self, wall: float, readings: Readings) -> bool:
         """Take a point of each quantity that has one now. True when something was taken in."""
@@ -192,29 +275,75 @@ class Baseline:
         return reference is not None and (value - reference) * quantity.worse > quantity.tolerance
 
 
+class SetupRecord(BaseModel):
+    """What the server ran with, for the next start to compare."""
+
+    setup: str
+    engine_version: str | None = None
+
+
 class _File(BaseModel):
     """What is read of a file; one without this is not a baseline."""
 
     points: dict[str, list[tuple[float, float]]]
+    setup: SetupRecord | None = None
 
 
-def load(path: Path) -> Baseline:
-    """What an earlier run has kept; empty when there is nothing, or nothing that can be read."""
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Where baselines are kept: one file for the pair, one for the target."""
+
+    pair: Path
+    target: Path
+
+    @classmethod
+    def of(cls, settings: Settings, folder: Path) -> Store:
+        """The files of these settings."""
+        port = settings.server.port
+        return cls(
+            folder / f"baseline-{port}-{identity(settings)}.json",
+            folder / f"traffic-{port}-{target_identity(settings)}.json",
+        )
+
+    def load(self) -> Baseline:
+        """What an earlier run has kept; empty when there is nothing, or nothing that can be
+        read."""
+        of_target = {quantity.reading for quantity in QUANTITIES if quantity.of_target}
+        target, found = _read(self.target), _read(self.pair)
+        points: dict[str, list[tuple[float, float]]] = {}
+        if found is not None:
+            points |= found.points
+        record = None
+        if target is not None:
+            record = target.setup
+            known = {name: p for name, p in target.points.items() if name in of_target and p}
+            points |= known
+        return Baseline(points, record)
+
+    def save(self, baseline: Baseline) -> None:
+        """Write them whole or not at all. A folder that cannot be written is said and survived."""
+        of_target = {quantity.reading for quantity in QUANTITIES if quantity.of_target}
+        traffic = {name: p for name, p in baseline.points.items() if name in of_target}
+        others = {name: p for name, p in baseline.points.items() if name not in of_target}
+        _write(self.pair, _File(points=others))
+        _write(self.target, _File(points=traffic, setup=baseline.setup))
+
+
+def _read(path: Path) -> _File | None:
     try:
-        return Baseline(_File.model_validate_json(read_small(path)).points)
+        return _File.model_validate_json(read_small(path))
     except FileNotFoundError:
-        return Baseline()
+        return None
     except (OSError, ValueError) as error:
         extra = {"path": str(path), "why": str(error)}
         LOG.warning("cannot read the acceptance baseline; starting without", extra=extra)
-        return Baseline()
+        return None
 
 
-def save(baseline: Baseline, path: Path) -> None:
-    """Write it whole or not at all. A folder that cannot be written is said and survived."""
+def _write(path: Path, kept: _File) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps({"version": 1, "points": baseline.points}))
+        write_whole(path, json.dumps({"version": 1} | kept.model_dump(exclude_none=True)))
     except OSError as error:
         extra = {"path": str(path), "why": str(error)}
         LOG.warning("cannot keep the acceptance baseline", extra=extra)

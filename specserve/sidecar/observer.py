@@ -120,6 +120,8 @@ class Observer:
     baseline: Baseline = field(default_factory=Baseline)
     profile: StepProfile | None = None
     speculation_configured: bool = False
+    draft_context_tokens: int | None = None
+    """The longest text that the draft was made for, where that is known."""
     history: deque[Point] = field(
         default_factory=lambda: deque(maxlen=int(HISTORY_SECONDS / HISTORY_STEP_SECONDS) + 1)
     )
@@ -159,7 +161,7 @@ class Observer:
         if known is not None:  # one failed read changes nothing; after two the present is unknown
             readings |= self._instant(known) | self._by_engine(now, known)
             for seconds in self.spans:
-                readings |= rates.readings(self._window, seconds)
+                readings |= rates.readings(self._window, seconds, self.draft_context_tokens)
             readings |= rates.recent(self._window)
         labels = [window_label(seconds) for seconds in self.spans]
         learned = found.condition == "progressing" and self.baseline.observe(wall, readings)

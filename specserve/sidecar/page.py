@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from specserve.alert.causes import CauseJson
 from specserve.alert.evaluate import AlertJson
 from specserve.sidecar import presentation
 from specserve.sidecar.chart import Chart, Line
@@ -79,7 +80,8 @@ def render(
 {_header(status, title, stamp, refresh)}
 {_tiles(status)}
 <div class="grid">
-<section class="card"><h2>Alerts</h2>{_alerts(status["alerts"], now)}</section>
+<section class="card"><h2>Alerts</h2>{_alerts(status["alerts"], now)}\
+{_causes(status.get("causes", []))}</section>
 <section class="card"><h2>Verdicts</h2>{_verdicts(status)}{_positions(status)}</section>
 {_charts(status, points, now)}
 </div></main></body></html>
@@ -162,6 +164,19 @@ def _alerts(alerts: Iterable[AlertJson], now: float) -> str:
             f"{''.join(lines)}{_runbook(alert['runbook_url'])}</div>"
         )
     return "".join(rows) or f'<p class="soft">{NO_ALERT}</p>'
+
+
+def _causes(causes: Sequence[CauseJson]) -> str:
+    """What explains the present, the best supported first; nothing while nothing is wrong."""
+    if not causes:
+        return ""
+    rows = []
+    for cause in causes:
+        lines = "".join(
+            f'<p class="soft">{escape(line)}</p>' for line in presentation.cause_lines(cause)
+        )
+        rows.append(f'<div class="alert"><b>{escape(cause["summary"])}</b>{lines}</div>')
+    return f'<h2>Causes <span class="soft">best supported first</span></h2>{"".join(rows)}'
 
 
 def _runbook(url: str | None) -> str:

@@ -15,6 +15,7 @@ from specserve.units import duration, percent
 if TYPE_CHECKING:
     from pydantic import JsonValue
 
+    from specserve.alert.causes import CauseJson
     from specserve.alert.evaluate import AlertJson
 
 METHOD_NOT_TOLD = "unknown"
@@ -71,6 +72,8 @@ class StatusJson(TypedDict):
     now: dict[str, float]
     windows: dict[str, dict[str, float | dict[str, float]]]
     baseline: dict[str, float]
+    causes: NotRequired[list[CauseJson]]
+    """What explains the present best, first; empty while nothing is wrong."""
     alerts: list[AlertJson]
 
 
@@ -189,4 +192,12 @@ def alert_lines(alert: AlertJson) -> list[str]:
     lines = [alert["description"]]
     if alert["causes"]:
         lines.append(f"Likely: {'; '.join(alert['causes'])}")
+    return lines
+
+
+def cause_lines(cause: CauseJson) -> list[str]:
+    """What stands below a cause."""
+    lines = [f"for it: {'; '.join(cause['supports'])}"]
+    if cause["against"]:
+        lines.append(f"against it: {'; '.join(cause['against'])}")
     return lines

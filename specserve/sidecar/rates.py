@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from specserve.metric_families import MetricKey, key, window_label
 from specserve.sidecar.window import Span, Window
 
-LATENCIES = {
+HISTOGRAMS = {
     "time_to_first_token": "specserve_time_to_first_token_seconds",
     "time_per_output_token": "specserve_time_per_output_token_seconds",
     "inter_token_latency": "specserve_inter_token_latency_seconds",
     "request_latency": "specserve_request_latency_seconds",
     "queue_time": "specserve_queue_time_seconds",
+    "request_prompt_tokens": "specserve_request_prompt_tokens",
+    "request_generation_tokens": "specserve_request_generation_tokens",
 }
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 ENGINE_MIN_DRAFT_TOKENS = 200
@@ -47,6 +49,22 @@ def quantile(bounds: Sequence[float], counts: Sequence[float], q: float) -> floa
     return start
 
 
+def share_above(bounds: Sequence[float], counts: Sequence[float], limit: float) -> float:
+    """The share of a cumulative histogram's observations beyond a limit, linear inside a bucket;
+    all of those beyond the last finite bound count where the limit is under it.
+
+    >>> share_above((100.0, 200.0, float("inf")), (0.0, 10.0, 10.0), 150.0)
+    0.5
+    """
+    start, below = 0.0, 0.0
+    for bound, count in zip(bounds[:-1], counts, strict=False):
+        if bound >= limit:
+            inside = below + (count - below) * (limit - start) / (bound - start)
+            return max(0.0, 1 - inside / counts[-1])
+        start, below = bound, count
+    return max(0.0, 1 - below / counts[-1])
+
+
 def ratio(part: float | None, whole: float | None) -> float | None:
     """part / whole; None where either is unknown or the whole is nothing."""
     if part is None or not whole:
@@ -54,7 +72,9 @@ def ratio(part: float | None, whole: float | None) -> float | None:
     return part / whole
 
 
-def readings(window: Window, seconds: float) -> dict[MetricKey, float]:
+def readings(
+    window: Window, seconds: float, draft_context_tokens: int | None = None
+) -> dict[MetricKey, float]:
     """Every windowed reading of one window; what cannot be known is left out."""
     span = window.span(seconds)
     if span is None:
@@ -68,7 +88,11 @@ def readings(window: Window, seconds: float) -> dict[MetricKey, float]:
     }
     # Without traffic the latencies are those of our own canaries.
     if found["window_requests"] or found["window_generation_tokens"]:
-        out |= _latencies(span, label)
+        out |= _histograms(span, label)
+        prompts = span.histogram("request_prompt_tokens")
+        if draft_context_tokens is not None and prompts is not None and prompts.count > 0:
+            share = share_above(prompts.bounds, prompts.counts, draft_context_tokens)
+            out[key("specserve_prompts_over_draft_context_ratio", window=label)] = share
     return out | _positions(span, label) | _http(span, label) | _engines(span, label)
 
 
@@ -100,8 +124,11 @@ def _speculation(span: Span) -> dict[str, float | None]:
     verified = per_step = None
     if drafts is not None:
         verified = (drafted or 0.0) + drafts
+    sequences = None
     if accepted is not None:
         per_step = ratio(generated, max(0.0, (generated or 0.0) - accepted))
+    if generated is not None:
+        sequences = ratio(max(0.0, generated - (accepted or 0.0)), span.added("steps"))
     return {
         "window_draft_tokens": drafted,
         "window_drafts": drafts,
@@ -112,6 +139,7 @@ def _speculation(span: Span) -> dict[str, float | None]:
         "accepted_tokens_per_second": span.rate("accepted_tokens"),
         "accepted_output_ratio": ratio(accepted, generated),
         "tokens_per_step": per_step,
+        "sequences_per_step": sequences,
     }
 
 
@@ -153,9 +181,9 @@ def _positions(span: Span, label: str) -> dict[MetricKey, float]:
     return out
 
 
-def _latencies(span: Span, label: str) -> dict[MetricKey, float]:
+def _histograms(span: Span, label: str) -> dict[MetricKey, float]:
     out: dict[MetricKey, float] = {}
-    for name, family in LATENCIES.items():
+    for name, family in HISTOGRAMS.items():
         histogram = span.histogram(name)
         if histogram is None or histogram.count <= 0:
             continue
@@ -189,6 +217,7 @@ def _engines(span: Span, label: str) -> dict[MetricKey, float]:
         if rate is None:
             continue
         out[key("specserve_engine_acceptance_rate", engine=engine, window=label)] = rate
+        out[key("specserve_engine_window_draft_tokens", engine=engine, window=label)] = drafted
         if drafted >= ENGINE_MIN_DRAFT_TOKENS:
             rates.append(rate)
     if len(rates) > 1:

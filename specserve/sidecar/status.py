@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from specserve import __version__
+from specserve.alert.causes import Cause
 from specserve.alert.evaluate import Alert, importance
 from specserve.config.schema import Settings
 from specserve.engine.canary.run import CanaryResult
@@ -29,6 +30,7 @@ def build(
     alerts: Sequence[Alert] = (),
     *,
     method: str | None,
+    causes: Sequence[Cause] = (),
     age_seconds: float,
 ) -> StatusJson:
     """The JSON form. ``method`` is what is shown as such; ``age_seconds`` is how old the
@@ -62,6 +64,7 @@ def build(
         "now": _now(readings),
         "windows": by_window(readings),
         "baseline": _baseline(readings),
+        "causes": [cause.as_dict() for cause in causes],
         "alerts": [alert.as_dict() for alert in sorted(alerts, key=importance)],
     }
 

@@ -102,6 +102,7 @@ CASES: Mapping[str, list[Series]] = {
     "AcceptanceDrift": traffic(0.55),
     "AcceptanceCollapsed": [*traffic(0.01), position(0, 0.9, 0.03)],
     "SpecOutputMismatch": gauge("output_mismatch", 0, 1),
+    "OutputSuspect": gauge("output_suspect", 0, 1),
     "AcceptanceLengthLow": traffic(0.2),
     "DraftHeadIneffective": gauge("canary_position0_acceptance_rate", 0.9, 0.05),
     "DraftPositionsWasted": [*traffic(0.5), position(0, 0.9, 0.9), position(3, 0.4, 0.02)],

@@ -275,22 +275,29 @@ def test_the_baseline_has_a_folder_without_a_home(tmp_path) -> None:
     assert folders({"TMPDIR": str(tmp_path)}).state == tmp_path / f"specserve-{os.getuid()}"
 
 
+def store(folder) -> baseline.Store:
+    """The files of a pair and of a target."""
+    return baseline.Store(folder / "baseline.json", folder / "traffic.json")
+
+
 def test_a_baseline_survives_a_restart_and_a_broken_file(tmp_path, caplog) -> None:
     """Written whole, read back; a file that is no baseline is said and ignored; another pair has another file."""
-    path = tmp_path / "deep" / "baseline.json"
+    kept = store(tmp_path / "deep")
     own = Baseline()
     learn(own, hours(0, 2), 0.7)
-    baseline.save(own, path)
-    assert baseline.load(path).points == own.points
-    assert [p.name for p in path.parent.iterdir()] == ["baseline.json"]
+    kept.save(own)
+    assert {name: p for name, p in kept.load().points.items() if p} == {
+        name: p for name, p in own.points.items() if p
+    }
+    assert sorted(p.name for p in kept.pair.parent.iterdir()) == ["baseline.json", "traffic.json"]
     for text in ("{", "[]", '{"points": {"a": [1]}}'):
-        path.write_text(text)
-        assert baseline.load(path).points == {}
-    assert baseline.load(tmp_path / "none").points == {}
-    baseline.save(own, tmp_path / "deep" / "baseline.json" / "x" / "y")
-    (tmp_path / "taken").mkdir()
-    (tmp_path / "taken" / "a").touch()
-    baseline.save(own, tmp_path / "taken")
+        kept.pair.write_text(text)
+        assert "specserve_acceptance_rate" not in kept.load().points
+    assert store(tmp_path / "none").load().points == {}
+    store(tmp_path / "deep" / "baseline.json" / "x" / "y").save(own)
+    (tmp_path / "taken" / "baseline.json").mkdir(parents=True)
+    (tmp_path / "taken" / "baseline.json" / "a").touch()
+    store(tmp_path / "taken").save(own)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["deep", "taken"]
     other = SETTINGS.model_copy(
         update={
@@ -299,20 +306,31 @@ def test_a_baseline_survives_a_restart_and_a_broken_file(tmp_path, caplog) -> No
             )
         }
     )
-    assert baseline.identity(SETTINGS) != baseline.identity(other)
+    mine, theirs = (baseline.Store.of(s, tmp_path) for s in (SETTINGS, other))
+    assert mine.pair != theirs.pair
+    assert mine.target == theirs.target
+
+
+def test_what_depends_on_the_requests_survives_another_method(tmp_path) -> None:
+    """Prefix hits and lengths are the target's, acceptance is the pair's."""
+    hits, rate = "specserve_prefix_cache_hit_ratio", "specserve_acceptance_rate"
+    before = baseline.Store(tmp_path / "eagle.json", tmp_path / "traffic.json")
+    before.save(Baseline({hits: [(0.0, 0.6)], rate: [(0.0, 0.7)]}))
+    after = baseline.Store(tmp_path / "mtp.json", tmp_path / "traffic.json")
+    assert after.load().points == {hits: [(0.0, 0.6)]}
 
 
 def test_the_form_of_a_baseline_file_stays(tmp_path) -> None:
     """What an earlier version kept is read, and what is written now is the same: bare family names, no labels."""
-    path = tmp_path / "baseline.json"
+    kept = store(tmp_path)
     text = (
         '{"version": 1, "points": {"specserve_acceptance_rate": [[1000.0, 0.7], [1300.0, 0.71]]}}'
     )
-    path.write_text(text)
-    own = baseline.load(path)
+    kept.pair.write_text(text)
+    own = kept.load()
     assert own.points == {"specserve_acceptance_rate": [(1000.0, 0.7), (1300.0, 0.71)]}
-    baseline.save(own, path)
-    assert path.read_text() == text
+    kept.save(own)
+    assert kept.pair.read_text() == text
 
 
 def profile(*cells: tuple[float, float, float, int]) -> StepProfile:
@@ -578,7 +596,12 @@ def test_slow_clients_shut_out_no_probe() -> None:
 def answer(observation: Observation | None, state: LaunchState | None = None) -> dict:
     """What /status says, as JSON."""
     found = status.build(
-        SETTINGS, "http://127.0.0.1:8000", observation, state or LaunchState(), age_seconds=1.0
+        SETTINGS,
+        "http://127.0.0.1:8000",
+        observation,
+        state or LaunchState(),
+        method=SETTINGS.method,
+        age_seconds=1.0,
     )
     return json.loads(json.dumps(found))
 

@@ -79,6 +79,8 @@ _HISTOGRAMS = {
     "vllm:time_per_output_token_seconds": _OLD + "inter_token_latency",
     "vllm:e2e_request_latency_seconds": "request_latency",
     "vllm:request_queue_time_seconds": "queue_time",
+    "vllm:request_prompt_tokens": "request_prompt_tokens",
+    "vllm:request_generation_tokens": "request_generation_tokens",
 }
 _OTHERS: dict[str, tuple[SampleRole, str]] = {
     "vllm:spec_decode_num_accepted_tokens_per_pos_total": ("position", ""),
