@@ -38,6 +38,20 @@ def with_quant_file(config: Config, separate: Config) -> Config:
     return {**config, "quantization_config": {**own, "quantized_layers": layers}}
 
 
+def unquantized(config: Config) -> Config:
+    """config.json as it would be without quantization, at its top and in the text model's part.
+
+    >>> unquantized({"a": 1, "text_config": {"b": 2, "compression_config": {"quant_method": "x"}}})
+    {'a': 1, 'text_config': {'b': 2}}
+    """
+    plain = {key: value for key, value in config.items() if key not in _SECTIONS}
+    for key in TEXT_CONFIGS:
+        part = plain.get(key)
+        if isinstance(part, Mapping):
+            plain[key] = dict(unquantized(part))
+    return plain
+
+
 def quantization_section(config: Config) -> Config | None:
     """The part of config.json that speaks of quantization, at its top or in the text model's part.
 

@@ -53,7 +53,7 @@ def render(plan: MemoryPlan) -> str:
                 f"{plan.capacity.kv_cache_tokens} tokens",
             )
         )
-    lines = [_title(plan), *_aligned(table), *(f"Assumed: {note}" for note in plan.assumed)]
+    lines = [_title(plan), *aligned(table), *(f"Assumed: {note}" for note in plan.assumed)]
     return "\n".join([*lines, f"Confidence: {plan.confidence}", conclusion(plan)])
 
 
@@ -70,7 +70,8 @@ def _title(plan: MemoryPlan) -> str:
     return f"{title}, {share(plan, gpu)}"
 
 
-def _aligned(table: Sequence[tuple[str, ...]]) -> list[str]:
+def aligned(table: Sequence[tuple[str, ...]]) -> list[str]:
+    """Columns under one another."""
     return str(Problem("", facts=tuple(table))).splitlines()[1:]
 
 
@@ -121,4 +122,4 @@ def render_grid(cells: Sequence[Cell]) -> str:
         (str(n), "on" if on else "off", *(f"{c.requests:.1f}" if c.fits else "-" for c in row))
         for (n, on), row in lines
     ]
-    return "\n".join(_aligned([head, *body]))
+    return "\n".join(aligned([head, *body]))

@@ -14,8 +14,9 @@ Sources: Leviathan et al., arXiv 2211.17192 (tokens of a step, 2023); Liu et al.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 LARGEST_K = 8
 """The largest k that is weighed where the best one is sought."""
@@ -169,3 +170,191 @@ class Curve:
                 return value + (place - left) / (right - left) * (there - value)
             left, value = right, there
         return value
+
+
+@dataclass(frozen=True)
+class Chip:
+    """One GPU, as its vendor states it."""
+
+    bytes_per_second: float
+    """Memory bandwidth."""
+    flops: float
+    """Dense operations a second in the type that the weights are multiplied in."""
+    link_bytes_per_second: float = math.inf
+    """Between the GPUs that share layers, one way."""
+
+
+@dataclass(frozen=True)
+class ForwardWork:
+    """What one forward pass of a model does on one GPU."""
+
+    shared_bytes: float
+    """Weights that every pass reads: all but the routed experts and the embedding's table."""
+    flops_per_token: float
+    """2 x the weights that a token meets (arXiv 2001.08361, 2020)."""
+    layers: float
+    expert_bytes: float = 0.0
+    """Weights of all routed experts."""
+    experts: int = 0
+    """Routed experts of a layer; 0 for a dense model."""
+    experts_per_token: int = 0
+    kv_bytes_per_token: float = 0.0
+    """Keys and values of one token of context; read once a sequence and pass."""
+    exchanged_bytes_per_token: float = 0.0
+    """What all-reduces move of one token through all layers, where GPUs share them."""
+
+    def exchanging(self, hidden: int) -> ForwardWork:
+        """With the bytes that two all-reduces a layer move of one token, in 16 bits."""
+        return replace(self, exchanged_bytes_per_token=2 * 2 * hidden * self.layers)
+
+    def weight_bytes(self, tokens: float) -> float:
+        """Weights that a pass over so many tokens reads. Of E experts, n tokens that choose a each
+        touch E x (1 - (1 - a/E)^n) where they choose independently.
+
+        >>> moe = ForwardWork(1.0, 1.0, 1, expert_bytes=128.0, experts=128, experts_per_token=8)
+        >>> moe.weight_bytes(1), round(moe.weight_bytes(8), 1)
+        (9.0, 52.6)
+        """
+        if not self.experts:
+            return self.shared_bytes
+        missed = math.pow(1 - self.experts_per_token / self.experts, tokens)
+        return self.shared_bytes + self.expert_bytes * (1 - missed)
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """How far an engine falls short of the chip, and what a step costs beside it."""
+
+    bandwidth_share: float
+    """Of the stated bandwidth that reading weights and cache reaches."""
+    flops_share: float
+    """Of the stated operations that matrices of a decoding batch reach."""
+    layer_seconds: float
+    """Beside the weights, per layer: norms, attention's launch, gaps between kernels."""
+    step_seconds: float
+    """Per step: sampling, scheduling that is not hidden."""
+    speculation_seconds: float
+    """Per step that verifies: rejection sampling, preparing drafts."""
+    draft_seconds: float
+    """Per forward of the draft."""
+    lookup_seconds: float
+    """Per sequence and step of a lookup method (ngram, suffix), on the host."""
+    reduce_seconds: float
+    """Per layer where several GPUs share it: two all-reduces, beside the bytes they move."""
+    overlap: float
+    """How far reading and multiplying hide one another: 1 adds them up, infinity takes the longer
+    one (the roofline)."""
+
+
+FITTED = StepCosts(
+    bandwidth_share=0.80,
+    flops_share=0.56,
+    layer_seconds=36e-6,
+    step_seconds=0.32e-3,
+    speculation_seconds=1.1e-3,
+    draft_seconds=0.64e-3,
+    lookup_seconds=20e-6,
+    reduce_seconds=30e-6,
+    overlap=1.5,
+)
+"""Fitted 2026-12-01 on the half of tests/data/speedups.jsonl that is named ``fit`` there (Qwen3-32B
+and Llama 3.1 8B on one H100); ``lookup_seconds`` and ``reduce_seconds`` are estimates that nothing
+was fitted to. ``scripts/worth-accuracy`` prints what they give on the other half."""
+
+
+@dataclass(frozen=True)
+class Speculating:
+    """A target, what drafts for it, and where both run."""
+
+    target: ForwardWork
+    chip: Chip
+    draft: ForwardWork | None = None
+    """None for a method that looks drafts up."""
+    gpus: int = 1
+    """That share each layer of the target."""
+    draft_gpus: int = 1
+    parallel: bool = False
+    """Whether one forward of the draft gives all its tokens."""
+    costs: StepCosts = FITTED
+
+    def off(self, batch: float, context: float) -> float:
+        """Seconds of a step of an engine without speculation."""
+        return self.costs.step_seconds + self._forward(self.target, batch, 1, context, self.gpus)
+
+    def on(self, batch: float, k: int, context: float) -> float:
+        """Seconds of a step that drafts k tokens for each sequence and verifies k + 1.
+
+        >>> eight = ForwardWork(15e9, 15e9, 32, kv_bytes_per_token=131072)
+        >>> here = Speculating(eight, Chip(3.35e12, 989e12), ForwardWork(0.8e9, 0.8e9, 1))
+        >>> round(here.off(1, 500) * 1e3, 1), round(here.on(1, 3, 500) * 1e3, 1)
+        (7.1, 11.1)
+        """
+        costs = self.costs
+        verify = self._forward(self.target, batch, k + 1, context, self.gpus)
+        seconds = costs.step_seconds + costs.speculation_seconds + verify
+        return seconds + self.drafting(batch, k, context)
+
+    def idle(self, batch: float, context: float) -> float:
+        """Seconds of a step at k = 0: the draft, where there is one, still runs one forward to keep
+        its cache in step."""
+        return self.off(batch, context) + self.drafting(batch, 0, context)
+
+    def drafting(self, batch: float, k: int, context: float) -> float:
+        """Seconds that the drafts of a step cost: the first forward over all verified tokens, then
+        one token each."""
+        if self.draft is None:
+            if k:
+                return batch * self.costs.lookup_seconds
+            return 0.0
+        first = self._draft_forward(batch, k + 1, context)
+        if self.parallel or k < 2:
+            return first
+        return first + (k - 1) * self._draft_forward(batch, 1, context)
+
+    def _draft_forward(self, batch: float, tokens: float, context: float) -> float:
+        assert self.draft is not None
+        forward = self._forward(self.draft, batch, tokens, context, self.draft_gpus)
+        return self.costs.draft_seconds + forward
+
+    def _forward(
+        self, work: ForwardWork, batch: float, tokens: float, context: float, gpus: int
+    ) -> float:
+        """Seconds of one pass: reading weights and multiplying them; the cache; what each layer
+        costs beside."""
+        costs = self.costs
+        bandwidth = self.chip.bytes_per_second * costs.bandwidth_share
+        reading = work.weight_bytes(batch * tokens) / bandwidth
+        multiplying = batch * tokens * work.flops_per_token / (self.chip.flops * costs.flops_share)
+        cache = batch * context * work.kv_bytes_per_token / bandwidth
+        beside = work.layers * costs.layer_seconds
+        if gpus > 1:
+            # A ring moves 2 (n - 1) / n of the bytes over each link.
+            moved = batch * tokens * work.exchanged_bytes_per_token * 2 * (gpus - 1) / gpus
+            beside += work.layers * costs.reduce_seconds
+            beside += moved / self.chip.link_bytes_per_second
+        both = math.pow(
+            math.pow(reading, costs.overlap) + math.pow(multiplying, costs.overlap),
+            1 / costs.overlap,
+        )
+        return both + cache + beside
+
+    def cost(self, batch: float, k: int, context: float) -> float:
+        """Seconds of a step that drafts / of one without speculation."""
+        return self.on(batch, k, context) / self.off(batch, context)
+
+    def speedup(self, batch: float, k: int, context: float, tokens: float) -> float:
+        """Against an engine without speculation, where a step gives this many tokens."""
+        return gain(tokens, self.cost(batch, k, context))
+
+    def best_k(
+        self, batch: float, context: float, by_position: Sequence[float], *, factor: float = 1.0
+    ) -> int:
+        """The k with the most tokens a second against *off*; 0 where none is faster. Ties go to the
+        smaller one. ``factor``: how much costlier speculation was measured than modelled."""
+        best, most = 0, 1.0
+        for k in range(1, LARGEST_K + 1):
+            cost = self.cost(batch, k, context) * factor
+            here = gain(expected_tokens(by_position, k), cost)
+            if here > most * 1.001:
+                best, most = k, here
+        return best

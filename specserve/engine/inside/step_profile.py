@@ -58,7 +58,7 @@ class Acceptance:
 
 
 @dataclass(frozen=True)
-class Worth:
+class MeasuredCost:
     """Both step times at one batch size."""
 
     off_seconds: float
@@ -74,7 +74,7 @@ class Worth:
     def break_even(self) -> float | None:
         """The acceptance rate at which a token costs the same; None where none pays.
 
-        >>> round(Worth(0.010, 0.016, 3.0).break_even, 6)
+        >>> round(MeasuredCost(0.010, 0.016, 3.0).break_even, 6)
         0.2
         """
         return economics.break_even_rate(self.cost, self.drafted)
@@ -95,7 +95,7 @@ class StepProfile:
     created: str | None = None
 
     @property
-    def cells(self) -> tuple[tuple[float, Worth], ...]:
+    def cells(self) -> tuple[tuple[float, MeasuredCost], ...]:
         """Batch sizes at which both step times were measured, rising, with the step times. Where
         several k were, the largest counts."""
         found = []
@@ -105,7 +105,7 @@ class StepProfile:
             on = [s for s in here if s.drafted > 0]
             if off and on:
                 most = max(on, key=lambda s: s.num_speculative_tokens)
-                found.append((batch, Worth(off[0].seconds, most.seconds, most.drafted)))
+                found.append((batch, MeasuredCost(off[0].seconds, most.seconds, most.drafted)))
         return tuple(found)
 
     def at(self, batch: float) -> tuple[float, float] | None:
