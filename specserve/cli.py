@@ -16,6 +16,7 @@ import click
 from specserve import __version__
 from specserve.commands import (
     alerts,
+    batch,
     bench,
     check,
     config,
@@ -86,6 +87,7 @@ COMMANDS = (
     bench.bench,
     bench.report,
     bench.trace,
+    batch.batch,
     status.status,
     sidecar.sidecar,
     sidecar.probe,

@@ -171,10 +171,15 @@ class ArmServer:
 
     def counters(self) -> metrics.EngineSnapshot | None:
         """The engine's counters now; None when they cannot be read."""
-        try:
-            return metrics.parse(self.client.metrics_text(timeout=30), at_seconds=self._clock())
-        except (EngineError, metrics.MetricsError):
-            return None
+        return counters(self.client, self._clock)
+
+
+def counters(client: EngineClient, clock: Callable[[], float], timeout: float = 30) -> Snapshot:
+    """What the engine of a client counts now; None when it cannot be read."""
+    try:
+        return metrics.parse(client.metrics_text(timeout=timeout), at_seconds=clock())
+    except (EngineError, metrics.MetricsError):
+        return None
 
 
 def _append(log: TextIO, line: str) -> None:

@@ -252,6 +252,11 @@ class EngineClient:
                     yield Chunk(text, clock() - started)
         yield Chunk("", clock() - started, finish, tokens)
 
+    def post(self, path: str, body: Mapping[str, Json], *, timeout: float | None = None) -> Answer:
+        """Any call of the API, and its JSON object as it came; the body's model is filled in where
+        it names none."""
+        return self._http.json("POST", path, self._with_model(body, timeout), timeout=timeout)
+
     def metrics_text(self, *, timeout: float | None = None, max_bytes: int = MAX_BYTES) -> str:
         """The exposition text of /metrics."""
         raw = self._http.call("GET", "/metrics", timeout=timeout, max_bytes=max_bytes)

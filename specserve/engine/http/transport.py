@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 import threading
 import time
@@ -91,8 +92,12 @@ class EngineRefused(EngineError):
     (status 200).
     """
 
-    def __init__(self, status: int, body: str, *, where: str) -> None:
+    def __init__(
+        self, status: int, body: str, *, where: str, retry_after_seconds: float | None = None
+    ) -> None:
         self.status = status
+        self.retry_after_seconds = retry_after_seconds
+        """What its Retry-After says; None without one."""
         self.body = printable(body[:BODY_EXCERPT])
         super().__init__(f"answered {status}: {self.body.strip() or '(empty body)'}", where=where)
 
@@ -286,7 +291,10 @@ class Transport:
                     if response.status_code >= 400:
                         excerpt = next(response.iter_content(BODY_EXCERPT * 4), b"")
                         text = excerpt.decode("utf-8", "replace")
-                        raise EngineRefused(response.status_code, text, where=url)
+                        after = _seconds(response.headers.get("Retry-After"))
+                        raise EngineRefused(
+                            response.status_code, text, where=url, retry_after_seconds=after
+                        )
                     size: int | None = 65536
                     if "chunked" in response.headers.get("Transfer-Encoding", ""):
                         size = None  # each chunk as it comes
@@ -322,6 +330,17 @@ class Transport:
         elif self.clock() - self._local.used_at > IDLE_SECONDS:
             session.close()
         return session
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """The seconds of a Retry-After; None for a date, which no engine sends, and for nonsense.
+
+    >>> _seconds("2"), _seconds("Tue, 1 Dec 2026 05:00:00 GMT"), _seconds(None)
+    (2.0, None, None)
+    """
+    if retry_after is None or not re.fullmatch(r"\d{1,6}", retry_after.strip(), re.ASCII):
+        return None
+    return float(retry_after)
 
 
 def _innermost(error: BaseException) -> BaseException:
