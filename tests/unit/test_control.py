@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from statistics import geometric_mean, median
 from types import SimpleNamespace
 from typing import Any
@@ -324,3 +327,12 @@ def test_suffix_with_live_gets_no_schedule_of_vllms() -> None:
     written = speculative_config(settings("suffix", max_batch_size=8))
     assert written is not None
     assert "num_speculative_tokens_per_batch_size" not in written
+
+
+def test_the_script_prints_its_figures() -> None:
+    """scripts/simulate-control runs, with few cases, and names each figure."""
+    script = Path(__file__).parents[2] / "scripts" / "simulate-control"
+    command = [sys.executable, str(script), "--cases", "2", "--seed", "4"]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "live / k=0, worst" in out
+    assert "decision at 256 requests" in out

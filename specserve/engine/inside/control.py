@@ -20,8 +20,12 @@ from specserve.engine.inside.economics import expected_tokens, positions
 MARGIN = 0.012
 """What speculation must gain over k = 0, and what a change of k must gain over the present k is a
 third of it."""
+CREDIT_STEPS = 8
+"""Steps that trying may have gained and lose again: one step's luck is not a loss."""
 BUDGET = 0.006
 """Share of the time that may be lost to trying other lengths."""
+ZERO_BUDGET = 0.003
+"""Share of the time that may be lost to seeing k = 0 again."""
 ALLOWANCE_STEPS = 4
 """Steps that may be lost to trying before any time has passed."""
 GOOD = 0.85
@@ -34,6 +38,8 @@ _NOISE = 0.06
 _UNSEEN = 0.06
 """Relative doubt of a step's time, per token of distance from the nearest measured point."""
 _AGEING = 0.997
+_BORROWED = 2.0
+"""Steps that the times of other batch sizes count for at a new one."""
 _MIXED_UP_TO = 8
 """Batch sizes up to which it matters how many requests of a step have a draft at all."""
 
@@ -196,6 +202,7 @@ class StepTimes:
         self.steps = 0
         self.noise = _NOISE
         self._strays = 0
+        self._borrowed = 0.0
 
     @property
     def known(self) -> bool:
@@ -207,6 +214,7 @@ class StepTimes:
         if not points:
             return
         self.seconds = [_along(points, batch * (1 + k)) for k in range(self._longest + 1)]
+        self._borrowed = _BORROWED
 
     def learn(self, drafted: float, seconds: float) -> None:
         """One timed step. A single stray does not move the curve; strays in a row do."""
@@ -224,19 +232,23 @@ class StepTimes:
         else:
             self._strays = 0
         self.steps += 1
-        error = seconds / guess - 1
-        if self.steps == 1:
-            # The first own step says how far the borrowed curve is off as a whole.
-            self.seconds = [value * seconds / guess for value in self.seconds]
-        elif weight > 2:
+        if seconds < 0.55 * guess and weight <= 6:
+            # What was seen before was the stray: a step is rarely too fast by chance.
+            self.visits[low] = self.visits[high] = 0.0
+            self._borrowed = 0.0
+        if weight >= 1 and self._strays < 4:
+            seconds = min(seconds, 1.5 * guess)
+        error = max(-0.5, min(0.5, seconds / guess - 1))
+        if weight > 2:
             self.noise += 0.03 * (min(abs(error) * 1.25, 0.5) - self.noise)
-            level = 1 + 0.04 * max(-0.3, min(0.3, error))
+        if weight > 2 or self._borrowed:
+            level = 1 + max(0.04, 0.3 / self.steps) * max(-0.3, min(0.3, error))
             self.seconds = [value * level for value in self.seconds]
         for node, part in ((low, 1 - share), (high, share)):
             if part <= 0:
                 continue
             self.visits[node] = min(self.visits[node] + part, 60.0)
-            gain = part / self.visits[node]
+            gain = part / (self.visits[node] + self._borrowed)
             self.seconds[node] += min(1.0, gain) * (seconds - guess)
         self._fill()
 
@@ -268,6 +280,29 @@ class StepTimes:
             return self.seconds[self._longest]
         share = drafted - low
         return self.seconds[low] * (1 - share) + self.seconds[low + 1] * share
+
+    def least(self, drafted: float) -> float:
+        """Seconds of a step at best: where it was never seen, costs may stand still on half of the
+        way from the longest seen below.
+        """
+        expected = self.at(drafted)
+        node = min(int(drafted + 0.5), self._longest)
+        if self.visits[node] < 0.5:
+            below = max((k for k in range(node) if self.visits[k] >= 0.5), default=0)
+            expected = min(expected, (expected + self.seconds[below]) / 2)
+        return expected * max(0.4, 1 - 1.3 * self.doubt(drafted))
+
+    def most(self, drafted: float) -> float:
+        """Seconds of a step at worst: beyond what was seen, every token has its price."""
+        seen = self.furthest
+        if drafted <= seen:
+            return self.at(drafted)
+        return max(self.at(drafted), self.seconds[seen] * (1 + drafted) / (1 + seen))
+
+    @property
+    def furthest(self) -> int:
+        """The most draft tokens per request that were timed."""
+        return max((k for k in range(self._longest + 1) if self.visits[k] >= 0.5), default=0)
 
     def doubt(self, drafted: float) -> float:
         """Relative doubt of :meth:`at`."""
@@ -324,6 +359,8 @@ class Law:
         self._elapsed = 0.0
         self.lost = 0.0
         self._unprobed = 0
+        self._quiet = 0
+        self._unseen_zero: dict[int, int] = {}
         self._rates: dict[int, float] = {}
         self._typical = 0.0
 
@@ -392,7 +429,12 @@ class Law:
         self._typical = seconds[best]
         self._rates[size] = rates[best]
         probe = self._worth_trying(times, best, (expected, verified, doubts), (seconds, rates))
-        if probe is not None:
+        self._quiet -= 1
+        if best and self._zero_is_due(size, rates[0] / rates[best]):
+            if not self.lookup:
+                self._probing = (0, 1)
+            return Decision(0, "probe", rates[best])
+        if probe is not None and self._quiet <= 0:
             return self._probe(probe, rates[best])
         if best == 0:
             return Decision(0, "off", rates[0])
@@ -428,26 +470,38 @@ class Law:
             if k == best:
                 continue
             most = expected[k] + 1.3 * max(doubts[k] - doubts[min(best, k)], 0.0)
-            least = seconds[k] * max(0.4, 1 - 1.3 * times.doubt(verified[k]))
+            least = seconds[k] * times.least(verified[k]) / times.at(verified[k])
             if most / least > hope:
                 tried, hope = k, most / least
         self._unprobed += 1
-        if tried is not None and self._affordable(tried, best, expected, seconds):
-            return tried
+        # Never much further than what was timed: the unknown is entered step by step.
+        reach = 2 * times.furthest + 2
+        worst = [max(seconds[k], times.most(verified[k])) for k in range(len(rates))]
+        if tried is not None:
+            tried = min(tried, reach)
+            if tried != best and self._affordable(tried, best, expected, worst):
+                return tried
         # Traffic may have become better in a way that nothing seen so far tells.
         likely = max(
-            range(len(rates)), key=lambda k: (self._if_good[k] / self._whole(times, seconds, k), -k)
+            range(len(rates)),
+            key=lambda k: (self._if_good[k] / max(times.seconds[k], seconds[k]), -k),
         )
+        likely = min(likely, reach)
         if likely <= best:
             return None
-        lost = seconds[likely] - seconds[best] * expected[likely] / expected[best]
+        lost = worst[likely] - seconds[best] * expected[likely] / expected[best]
         wait = max(8.0, lost / (BUDGET * seconds[best]))
-        if self._unprobed >= wait and self._affordable(likely, best, expected, seconds):
+        if self._unprobed >= wait and self._affordable(likely, best, expected, worst):
             return likely
         return None
 
-    def _whole(self, times: StepTimes, seconds: Sequence[float], k: int) -> float:
-        return max(times.seconds[k], seconds[k])
+    def _zero_is_due(self, size: int, relative: float) -> bool:
+        """Whether k = 0 should be seen again: what all the others are measured against."""
+        self._unseen_zero[size] = self._unseen_zero.get(size, 0) + 1
+        if self._quiet > 0 or self._unseen_zero[size] < max(20.0, (1 - relative) / ZERO_BUDGET):
+            return False
+        self._unseen_zero[size] = 0
+        return True
 
     def _affordable(
         self, k: int, best: int, expected: Sequence[float], seconds: Sequence[float]
@@ -459,6 +513,8 @@ class Law:
     def _probe(self, length: int, rate: float | None = None) -> Decision:
         """One draft; two where drafting has its price, since a step then pays for two lengths."""
         self._unprobed = 0
+        # What it gave is known two steps later: until then nothing else is tried.
+        self._quiet = 3
         if not self.lookup:
             self._probing = (length, 1)
         return Decision(length, "probe", rate)
@@ -477,7 +533,7 @@ class Law:
         if rate is not None and step.asked != self._current.get(size):
             made = 1 + sum(step.accepted) / batch
             usual = min(step.seconds, 12 * self._typical)
-            self.lost = max(0.0, self.lost + usual - made / rate)
+            self.lost = max(-CREDIT_STEPS * self._typical, self.lost + usual - made / rate)
         if step.next_asked is not None and step.next_asked != step.asked:
             return
         self._times(size, batch).learn(sum(step.drafted) / batch, step.seconds)
