@@ -211,7 +211,7 @@ def _fetch(url: str, token: str | None) -> StatusJson:
     from specserve.errors import EngineLost
 
     found = ask(url.rstrip("/") + "/status", 5, token)
-    if isinstance(found, Mapping) and _is_status(found):
+    if isinstance(found, Mapping) and is_status(found):
         return found
     why = NOT_A_SIDECAR
     if isinstance(found, str):
@@ -224,7 +224,7 @@ def _fetch(url: str, token: str | None) -> StatusJson:
     )
 
 
-def _is_status(found: Mapping[str, JsonValue]) -> TypeGuard[StatusJson]:
+def is_status(found: Mapping[str, JsonValue]) -> TypeGuard[StatusJson]:
     return found.keys() >= _KEYS
 
 

@@ -34,6 +34,9 @@ FAILING_SHARE = 0.01
 ODD_RATIO = 0.2
 """Acceptance of one engine this far below the others' names it."""
 
+OTHER_TEXTS = "the draft, or other texts than usual"
+"""Why acceptance falls while a step takes as long as ever."""
+
 VerdictWord = Literal["ok", "idle", "degraded", "down"]
 
 
@@ -118,7 +121,7 @@ def since_start(
     if age_seconds < YOUNGEST_SECONDS:
         return None, f"the engine started {duration(age_seconds)} ago"
     window = Window((age_seconds,))
-    window.add(_zeroed(snapshot, snapshot.at_seconds - age_seconds))
+    window.add(zeroed(snapshot, snapshot.at_seconds - age_seconds))
     window.add(snapshot)
     numbers = _windowed(window, age_seconds)
     requests = _number(numbers, "window_requests") or 0.0
@@ -220,7 +223,7 @@ def _judged(
         said.append(odd)
         causes.append(("that one engine", "restart it, and compare its GPU with the others"))
     if fallen is not None and not step_is_slower:
-        causes.insert(0, ("the draft, or other texts than usual", "specserve verify --url URL"))
+        causes.insert(0, (OTHER_TEXTS, "specserve verify --url URL"))
     if stopped:
         causes.insert(0, ("the batch is larger than the schedule speculates for", None))
     if step_is_slower and not causes:
@@ -344,7 +347,7 @@ def _windowed(window: Window, covered: float) -> dict[str, float | dict[str, flo
     return by_window(readings).get(label, {})
 
 
-def _zeroed(snapshot: EngineSnapshot, at_seconds: float) -> EngineSnapshot:
+def zeroed(snapshot: EngineSnapshot, at_seconds: float) -> EngineSnapshot:
     """The same engine before it did anything."""
     http = None
     if snapshot.http is not None:

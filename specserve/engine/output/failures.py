@@ -100,6 +100,8 @@ _FOLLOWS = re.compile(
 
 _ANSWERED = re.compile(r'"(?:GET|POST) /\S* HTTP/[\d.]+" 200')
 """An answer in the access log."""
+_COMPLETED = re.compile(r'"POST /\S* HTTP/[\d.]+" 200')
+"""An answer that the engine had to work for: a dead one's server may still answer others."""
 
 
 def plain(line: str) -> str:
@@ -136,6 +138,22 @@ def diagnose(
     if found is not None and found.cause == "engine-died" and last is not None:
         return replace(found, message=f"{found.message}: {last.message}", evidence=last.evidence)
     return found or _killed(exit_status) or last
+
+
+def outlived(lines: Sequence[str], failure: Failure) -> bool:
+    """Whether the engine completed a request after the line that names the failure.
+
+    >>> lines = ["ValueError: no", 'INFO: "POST /v1/completions HTTP/1.1" 200 OK']
+    >>> outlived(lines, Failure("engine-error", "", "", "ValueError: no"))
+    True
+    """
+    named = False
+    for line in map(plain, lines):
+        if failure.evidence.splitlines()[0] in line:
+            named = True
+        elif named and _COMPLETED.search(line):
+            return True
+    return False
 
 
 def _first(text: str, when: str, *, late: bool) -> Failure | None:
