@@ -167,9 +167,12 @@ def test_every_page_is_in_the_navigation() -> None:
     """A page that is not there is found by nobody; runbooks are listed in alerts.md."""
     shown = yaml.load((ROOT / "mkdocs.yml").read_text(), _Nav)["nav"]
     listed = re.findall(r"[\w./-]+\.md", yaml.safe_dump(shown))
-    pages = [path.relative_to(ROOT).as_posix() for path in DOCS.glob("*.md")]
+    pages = [
+        path.relative_to(ROOT).as_posix() for path in [*DOCS.glob("*.md"), *DOCS.glob("zh-CN/*.md")]
+    ]
     outside = [
         "README.md",
+        "README.zh-CN.md",
         "CONTRIBUTING.md",
         "SECURITY.md",
         "CHANGELOG.md",
