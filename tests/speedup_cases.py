@@ -86,7 +86,13 @@ def _setting(text: str) -> Speculating:
     row = json.loads(text)
     settings = Settings.model_validate(
         {
-            "models": {"target_model": {"path": "t", "tensor_parallel_size": row["gpus"]}},
+            "models": {
+                "target_model": {
+                    "path": "t",
+                    "tensor_parallel_size": row["gpus"],
+                    "quantization": row.get("quantization"),
+                }
+            },
             "engine": {"max_model_len": 8192},
             "speculative_decoding": {"method": "mtp", "num_speculative_tokens": row["k"]},
         }
@@ -104,7 +110,9 @@ def _setting(text: str) -> Speculating:
         board.flops(work.compute_format(target, shape)),
         board.link_gb_per_second * 1e9,
     )
-    return Speculating(found, chip, _draft(row, target, shape), row["gpus"], row["gpus"])
+    parallel = row["draft"] is not None and row["draft"].get("parallel", False)
+    draft = _draft(row, target, shape)
+    return Speculating(found, chip, draft, row["gpus"], row["gpus"], parallel)
 
 
 def _draft(row: dict[str, Any], target: ModelFacts, shape: Shape) -> ForwardWork | None:

@@ -43,8 +43,10 @@ def of_target(facts: ModelFacts, shape: Shape) -> ForwardWork | None:
     model = cache_layers.of_target(facts.text_config, shape)
     work = _work(facts.text_config, parts.layers, parts.experts, parts.head, plain)
     cache = sum(layer.token_bytes for layer in model.layers if layer.kind == "full")
+    states = sum(layer.state_bytes for layer in model.layers)
     layers = layer_count(facts.text_config) or 0
-    return replace(work, layers=layers, kv_bytes_per_token=cache).exchanging(hidden_size(facts))
+    work = replace(work, layers=layers, kv_bytes_per_token=cache, state_bytes=states)
+    return work.exchanging(hidden_size(facts))
 
 
 def of_draft(target: ModelFacts, draft: ModelFacts | None, shape: Shape) -> ForwardWork | None:

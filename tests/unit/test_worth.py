@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,12 @@ def test_experts_make_verifying_dearer_at_a_middle_load() -> None:
     dense, moe = Speculating(DENSE, H100, None), Speculating(MOE, H100, None)
     assert moe.cost(8, 4, 500) > dense.cost(8, 4, 500)
     assert MOE.weight_bytes(10**6) == pytest.approx(30e9)
+
+
+def test_recurrent_states_are_written_for_every_verified_token() -> None:
+    """A model with states loses more to wide drafts under load than the same without them."""
+    recurrent = Speculating(replace(DENSE, state_bytes=75e6), H100, None)
+    assert recurrent.cost(32, 7, 500) > 1.2 * Speculating(DENSE, H100, None).cost(32, 7, 500)
 
 
 def test_parallel_drafts_cost_one_forward() -> None:

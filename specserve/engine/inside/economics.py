@@ -200,6 +200,10 @@ class ForwardWork:
     experts_per_token: int = 0
     kv_bytes_per_token: float = 0.0
     """Keys and values of one token of context; read once a sequence and pass."""
+    state_bytes: float = 0.0
+    """Recurrent states of one sequence (Mamba, gated delta net): a pass reads them once and writes
+    them after every token, so that rejected tokens can be taken back (vLLM 0.32,
+    model_executor/layers/mamba, read 2026-12-01)."""
     exchanged_bytes_per_token: float = 0.0
     """What all-reduces move of one token through all layers, where GPUs share them."""
 
@@ -326,6 +330,7 @@ class Speculating:
         reading = work.weight_bytes(batch * tokens) / bandwidth
         multiplying = batch * tokens * work.flops_per_token / (self.chip.flops * costs.flops_share)
         cache = batch * context * work.kv_bytes_per_token / bandwidth
+        cache += batch * (1 + tokens) * work.state_bytes / bandwidth
         beside = work.layers * costs.layer_seconds
         if gpus > 1:
             # A ring moves 2 (n - 1) / n of the bytes over each link.
