@@ -128,6 +128,26 @@ def _health() -> Iterable[Family]:
             "seconds",
             "Time since tokens, finished requests or steps last advanced.",
         ),
+        (
+            "unscheduled_seconds",
+            "seconds",
+            "Time for which requests have waited while none ran and none advanced; else 0.",
+        ),
+        (
+            "recent_restarts",
+            "restarts",
+            "Starts of another engine process, or losses of it, in the last hour.",
+        ),
+        (
+            "engine_host_memory_bytes",
+            "bytes",
+            "Private host memory of the engine's processes; beside `launch` only.",
+        ),
+        (
+            "engine_threads",
+            "threads",
+            "Threads of the engine's processes; beside `launch` only.",
+        ),
         ("scrape_age_seconds", "seconds", "Time since the engine's metrics were last read."),
         (
             "scrape_duration_seconds",
@@ -160,6 +180,14 @@ def _health() -> Iterable[Family]:
             "0 or 1",
             "Whether most of the usual acceptance is lost, and wrong output explains it best.",
         ),
+    )
+    yield from _gauges(
+        (
+            "engine_host_growth_ratio",
+            "ratio",
+            "Growth of host memory or threads per hour, as part of what they were two hours ago.",
+        ),
+        labels=("of",),
     )
     yield from _counters(
         ("scrapes_total", "scrapes", "Reads of the engine's metrics by result."), labels=("result",)

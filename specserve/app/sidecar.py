@@ -28,13 +28,19 @@ from specserve.sidecar.canaries import Canaries
 from specserve.sidecar.changes import Changes
 from specserve.sidecar.collector import exposition
 from specserve.sidecar.contact import engine_version, scrape
+from specserve.sidecar.growth import Growth
 from specserve.sidecar.launch_state import LaunchState, output_mismatch
 from specserve.sidecar.observer import READY_LOOKS, Observation, Observer, aged
 from specserve.sidecar.presentation import ProbeJson, ProbeName, StatusJson
 from specserve.sidecar.probe import Assessment, Policy, ProbeVerdict
 from specserve.sidecar.server import Pages, SidecarServer
+from specserve.supervise.processes import host_use
 
 LOG = logging.getLogger("specserve.sidecar")
+_GROWS = {
+    "specserve_engine_host_memory_bytes": "memory",
+    "specserve_engine_threads": "threads",
+}
 STOP_SECONDS = 2.0
 """The longest wait for a read that a hung engine may never answer."""
 
@@ -117,6 +123,7 @@ class Watch:
         if telemetry is not None:
             self._gpu = ThreadedTelemetry(telemetry, kept_seconds=READY_LOOKS * self._look_seconds)
         self._seen = _Seen(clock())
+        self._growths = {name: Growth() for name in _GROWS}
         self._logged: dict[str, bool] = {}
         self._stop, self._wake = threading.Event(), threading.Event()
         self._canaries = Canaries(
@@ -312,9 +319,26 @@ class Watch:
         facts = replace(self._facts, changes=self._changes.now(wall))
         return causes.find(readings, facts)
 
+    def _host(self, state: LaunchState) -> dict[MetricKey, float]:
+        """What the engine's processes hold of the host; nothing beside an engine that something
+        else started."""
+        used = host_use(state.engine_pids)
+        if used is None:
+            return {}
+        now, out = self._clock(), {}
+        for name, value in (
+            ("specserve_engine_host_memory_bytes", used.memory_bytes),
+            ("specserve_engine_threads", used.threads),
+        ):
+            out[key(name)] = value
+            grown = self._growths[name].observe(now, value, state.engine_pids)
+            if grown is not None:
+                out[key("specserve_engine_host_growth_ratio", of=_GROWS[name])] = grown
+        return out
+
     def _elsewhere(self, state: LaunchState) -> dict[MetricKey, float]:
         """Readings that do not come from the engine's metrics."""
-        out: dict[MetricKey, float] = {}
+        out = self._host(state)
         if self._gpu is not None:
             out |= self._gpu.readings(state.engine_pids)
         found: dict[str, float | None] = {"specserve_output_mismatch": output_mismatch(state)}

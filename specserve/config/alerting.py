@@ -182,6 +182,16 @@ class Rules(Section):
         120, 30, 0, "Seconds in which one rank of several has requests and stands still."
     )
     EngineStarved: Timing = _switch(60, "Requests wait and none runs.")
+    RequestsNeverScheduled: Above = _above(
+        120, 1, 0, "Seconds for which requests have waited while none ran and none advanced."
+    )
+    EngineRestarting: Above = _above(2, 1, 0, "Restarts of the engine in the last hour.")
+    HostMemoryGrowing: Above = _above(
+        0.1, 0.05, 1800, "Growth of the engine's host memory per hour, as part of it."
+    )
+    ThreadsGrowing: Above = _above(
+        0.1, 0.05, 1800, "Growth of the engine's threads per hour, as part of them."
+    )
     MetricsBlind: Timing = _switch(60, "The engine's metrics cannot be read.")
     QueueBacklog: Above = _above(32, 8, 120, "Requests waiting in the engine.")
     KVCachePressure: Above = _above(0.95, 0.85, 300, "Part of the KV cache in use.")
@@ -192,6 +202,7 @@ class Rules(Section):
         None, None, 300, "P90 of the time per output token in seconds; off unless set.", 50
     )
     ErrorShareHigh: Above = _above(0.05, 0.02, 120, "Part of the answers that are 5xx.", 20)
+    ClientErrorShareHigh: Above = _above(0.2, 0.1, 300, "Part of the answers that are 4xx.", 20)
     PrefixHitDrop: Below = _below(
         -0.2, -0.1, 600, "Prefix-cache hit ratio minus the server's own baseline.", 50
     )

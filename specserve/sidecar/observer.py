@@ -47,6 +47,8 @@ TTFT_P50, TTFT_P90, TPOT_P50, TPOT_P90 = (
 CHARTED = (ACCEPTANCE, OUTPUT, TTFT_P50, TTFT_P90, TPOT_P50, TPOT_P90)
 """What the page draws over time."""
 _AGE = key("specserve_scrape_age_seconds")
+RESTARTS_SECONDS = 3_600.0
+"""Restarts of this time count as in a row."""
 _BY_ENGINE = {
     "running": "specserve_engine_requests_running",
     "waiting": "specserve_engine_requests_waiting",
@@ -133,6 +135,13 @@ class Observer:
     _read_at: float | None = None
     _last: EngineSnapshot | None = None
     _state: str | None = None
+    _waiting: tuple[tuple[float | None, ...], float] | None = None
+    """Counters while requests wait and none runs, and since when they stand so."""
+    _lost_at: list[float] = field(default_factory=list)
+    """When the supervisor lost the engine, in the last hour."""
+    _restarted_at: list[float] = field(default_factory=list)
+    """When the engine's process became another, in the last hour."""
+    _restarts: int = 0
     _moved: dict[str, tuple[tuple[float | None, float | None], float]] = field(default_factory=dict)
     """Engine -> its counters, and when they last changed or it had nothing to do."""
 
@@ -147,6 +156,8 @@ class Observer:
         context = context or Context()
         if context.state == "running" and self._state not in (None, "running"):
             self.forget()  # what the start-up canary made is not traffic
+        if context.state == "backoff" and self._state != "backoff":
+            self._lost_at.append(now)
         self._state = context.state
         self._scrapes[scrape.result] += 1
         snapshot = scrape.snapshot
@@ -155,6 +166,8 @@ class Observer:
             snapshot = None
         if snapshot is not None:
             self._read_at = now
+        self._restarted_at += [now] * (self._window.restarts - self._restarts)
+        self._restarts = self._window.restarts
         found = self._probe.observe(now, scrape, context)
         readings = _verdicts(found) | self._health(now, scrape, found, context) | self._counted()
         known, self._last = snapshot or self._last, snapshot
@@ -197,6 +210,14 @@ class Observer:
         if context.state is not None:
             for state in STATES:
                 out[key("specserve_state", state=state)] = float(state == context.state)
+        for times in (self._lost_at, self._restarted_at):
+            times[:] = [at for at in times if at > now - RESTARTS_SECONDS]
+        # One crash shows in both.
+        recent = max(len(self._lost_at), len(self._restarted_at))
+        out[key("specserve_recent_restarts")] = float(recent)
+        unscheduled = self._unscheduled(now, scrape.snapshot)
+        if unscheduled is not None:
+            out[key("specserve_unscheduled_seconds")] = unscheduled
         if found.since_progress_seconds is not None:
             out[key("specserve_seconds_since_progress")] = found.since_progress_seconds
         if self._read_at is not None:
@@ -206,6 +227,22 @@ class Observer:
             if self._canary.result == "ok":
                 out[key("specserve_canary_duration_seconds")] = self._canary.seconds
         return out
+
+    def _unscheduled(self, now: float, snapshot: EngineSnapshot | None) -> float | None:
+        """Seconds for which requests have waited while none ran and none advanced, from the very
+        start on; None while that is unknown."""
+        if snapshot is None:
+            return None
+        waiting, running = snapshot.total("waiting"), snapshot.total("running")
+        if waiting is None or running is None:
+            return None
+        if not waiting or running or snapshot.asleep:
+            self._waiting = None
+            return 0.0
+        marker = (snapshot.total("generation_tokens"), snapshot.finished_requests)
+        if self._waiting is None or self._waiting[0] != marker:
+            self._waiting = (marker, now)
+        return now - self._waiting[1]
 
     def _counted(self) -> dict[MetricKey, float]:
         """Counters: the engine's, which outlive it here, and our own."""

@@ -13,7 +13,7 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +37,36 @@ class ProcessFacts:
     """Clock ticks since the boot."""
     zombie: bool
     """It holds neither port nor memory."""
+
+
+@dataclass(frozen=True)
+class HostUse:
+    """What processes hold of the host."""
+
+    memory_bytes: float
+    """Private memory (RssAnon): what a leak is made of, and what no other process has."""
+    threads: float
+
+
+def host_use(pids: Iterable[int]) -> HostUse | None:
+    """Summed over the processes that still live; None when there is none."""
+    memory = threads = 0.0
+    seen = False
+    for pid in pids:
+        try:
+            text = (PROC / str(pid) / "status").read_text("utf-8", "replace")
+        except OSError:
+            continue
+        fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+        if "RssAnon" not in fields:
+            # A zombie holds nothing.
+            continue
+        seen = True
+        memory += 1024 * float(fields["RssAnon"].split()[0])
+        threads += float(fields["Threads"])
+    if not seen:
+        return None
+    return HostUse(memory, threads)
 
 
 def boot_id() -> str | None:

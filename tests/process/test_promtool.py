@@ -122,6 +122,10 @@ CASES: Mapping[str, list[Series]] = {
     ],
     "EngineStarved": condition("starved"),
     "MetricsBlind": condition("blind"),
+    "RequestsNeverScheduled": gauge("unscheduled_seconds", 0, 300),
+    "EngineRestarting": gauge("recent_restarts", 1, 4),
+    "HostMemoryGrowing": gauge("engine_host_growth_ratio", 0.01, 0.3, ', of="memory"'),
+    "ThreadsGrowing": gauge("engine_host_growth_ratio", 0.01, 0.3, ', of="threads"'),
     "QueueBacklog": gauge("requests_waiting", 2, 40),
     "KVCachePressure": gauge("kv_cache_usage_ratio", 0.5, 0.99),
     "LatencySLOTTFT": [*finished(0, 0), *gauge("time_to_first_token_seconds", 0.2, 0.6, P90)],
@@ -129,6 +133,10 @@ CASES: Mapping[str, list[Series]] = {
     "ErrorShareHigh": [
         Series("specserve_http_requests_total", 100, 70, ', status="2xx"'),
         Series("specserve_http_requests_total", 0, 30, ', status="5xx"'),
+    ],
+    "ClientErrorShareHigh": [
+        Series("specserve_http_requests_total", 100, 60, ', status="2xx"'),
+        Series("specserve_http_requests_total", 0, 40, ', status="4xx"'),
     ],
     "PrefixHitDrop": [
         *finished(0, 0),
