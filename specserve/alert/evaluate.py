@@ -117,6 +117,19 @@ class Evaluator:
         self.rules = tuple(rules)
         self._tracked: dict[tuple[int, Labels], _Tracked] = {}
 
+    def take(self, rules: Sequence[Rule]) -> None:
+        """Go on with other rules; what is tracked stays with the rule of its name and severity."""
+        numbers: dict[tuple[str, str], int] = {}
+        for number, rule in enumerate(rules):
+            numbers.setdefault((rule.name, rule.severity), number)
+        kept = {}
+        for (number, labels), tracked in self._tracked.items():
+            before = self.rules[number]
+            now = numbers.get((before.name, before.severity))
+            if now is not None and rules[now].metric == before.metric:
+                kept[now, labels] = tracked
+        self.rules, self._tracked = tuple(rules), kept
+
     def evaluate(
         self, readings: Readings, *, now: float, at: float, causes: Sequence[Cause] = ()
     ) -> Evaluation:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specserve.app.changing import ChangingAlerts
 from specserve.config.load import Loaded
 from specserve.config.schema import Settings
 from specserve.engine.command import args, environment
@@ -41,6 +42,8 @@ class Launch:
     state_folder: Path | None = None
     """Where the sidecar keeps its baseline; None beside the records."""
     visible_devices: str | None = None
+    changed_alerts: Callable[[], Settings | None] = lambda: None
+    """The settings with other alerts, when the config file has some."""
     calibrate: Path | None = None
     """The config file beside which the engine's own memory figures are kept; None keeps nothing."""
 
@@ -94,6 +97,7 @@ def plan(
         engine_version=engine.version,
         state_folder=folders.state,
         visible_devices=environ.get("CUDA_VISIBLE_DEVICES"),
+        changed_alerts=ChangingAlerts(loaded, environ).changed,
         calibrate=calibrated,
     )
 

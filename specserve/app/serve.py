@@ -167,6 +167,7 @@ class _Run:
                 launch_state=self._launch_state,
                 state_dir=self._launch.state_folder or self._launch.folder,
                 visible_devices=self._launch.visible_devices,
+                changed_alerts=self._launch.changed_alerts,
             )
         except ConfigError as error:
             if [problem.where for problem in error.problems] == ["sidecar.port"]:

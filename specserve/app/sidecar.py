@@ -71,8 +71,10 @@ class Watch:
         facts: causes.ServerFacts | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        changed_alerts: Callable[[], Settings | None] = lambda: None,
     ) -> None:
-        """``engine_url`` None watches the engine that these settings launch. ``method_told`` is
+        """``engine_url`` None watches the engine that these settings launch; ``changed_alerts``
+        gives settings with other alerts when there are any. ``method_told`` is
         shown in place of the settings' method: they were made from what a server says. ``facts``
         is what is known of the draft.
 
@@ -88,18 +90,8 @@ class Watch:
         self._interval = sidecar.scrape_interval_seconds
         self._client = own_client(settings, engine_url)
         self._rules = Evaluator(builtin.rules(settings))
-        # The machine's name, since the address is loopback or 0.0.0.0 on every one of them.
-        identity = {
-            "model_name": settings.served_model_name,
-            "instance": f"{platform.node()}:{sidecar.port}",
-        }
-        self._notifier = Notifier(
-            settings.alerts.notify,
-            identity=identity | settings.alerts.labels,
-            times=NotifyTimes(
-                repeat=settings.alerts.repeat_interval_seconds, interval=self._interval
-            ),
-        )
+        self._changed_alerts = changed_alerts
+        self._notifier = self._new_notifier(settings)
         self._store = baseline.Store.of(settings, Path(sidecar.state_dir or state_dir))
         self._facts = facts or causes.ServerFacts(settings.method)
         past = self._store.load()
@@ -138,6 +130,16 @@ class Watch:
         if sidecar.token is not None:
             token = sidecar.token.get_secret_value()
         self._server = SidecarServer(sidecar.host, sidecar.port, pages, token)
+
+    def _new_notifier(self, settings: Settings) -> Notifier:
+        # The machine's name, since the address is loopback or 0.0.0.0 on every one of them.
+        identity = {
+            "model_name": settings.served_model_name,
+            "instance": f"{platform.node()}:{settings.sidecar.port}",
+        }
+        alerts = settings.alerts
+        times = NotifyTimes(repeat=alerts.repeat_interval_seconds, interval=self._interval)
+        return Notifier(alerts.notify, identity=identity | alerts.labels, times=times)
 
     @property
     def url(self) -> str:
@@ -258,6 +260,7 @@ class Watch:
 
     def cycle(self) -> None:
         """Scrape, judge, evaluate, publish: once."""
+        self._take_changed_alerts()
         state = self._launch_state()
         back = self._canaries.collect()
         if back is not None:
@@ -285,6 +288,24 @@ class Watch:
             self._canaries.compare(now)
         if self._version is None and found.snapshot is not None and state.engine_version is None:
             self._version = engine_version(self._client)
+
+    def _take_changed_alerts(self) -> None:
+        """Go on with the alerts that the config has now; the engine is not touched."""
+        settings = self._changed_alerts()
+        if settings is None:
+            return
+        before, now = self._settings.alerts, settings.alerts
+        self._settings = self._settings.model_copy(update={"alerts": now})
+        self._rules.take(builtin.rules(self._settings))
+        uncounted = builtin.windows(now) - set(self.observer.spans)
+        if uncounted:
+            LOG.warning("a window of %g s is counted from the next start on", min(uncounted))
+        told = before.notify, before.labels, before.repeat_interval_seconds
+        if told != (now.notify, now.labels, now.repeat_interval_seconds):
+            old, self._notifier = self._notifier, self._new_notifier(self._settings)
+            self._notifier.start()
+            old.stop()
+        LOG.info("alerts have changed in the config and are in force")
 
     def _alert(self, now: float, observation: Observation, state: LaunchState) -> None:
         """Evaluate the rules, tell receivers and the log, publish."""

@@ -49,6 +49,7 @@ def sidecar(
     import queue
 
     from specserve import log
+    from specserve.app.changing import ChangingAlerts
     from specserve.app.sidecar import Watch
     from specserve.app.traits import of_settings
     from specserve.supervise.leftovers import folders
@@ -67,6 +68,7 @@ def sidecar(
             engine_url=engine_url or loaded.settings.base_url,
             state_dir=folders(os.environ).state,
             visible_devices=loaded.settings.engine.env.get("CUDA_VISIBLE_DEVICES"),
+            changed_alerts=ChangingAlerts(loaded, os.environ).changed,
             method_told=method,
             facts=of_settings(loaded.settings, os.environ),
         ).start()
