@@ -60,6 +60,12 @@ TOGGLES: dict[str, dict[str, Any]] = {
     },
     "pod-monitor": {"metrics": {"podMonitor": {"enabled": True}}},
     "prometheus-rule": {"metrics": {"prometheusRule": {"enabled": True}}},
+    "metrics-token": {
+        "metrics": {"token": {"existingSecret": "readers"}, "serviceMonitor": {"enabled": True}}
+    },
+    "metrics-token-of-pods": {
+        "metrics": {"token": {"existingSecret": "readers"}, "podMonitor": {"enabled": True}}
+    },
     "dashboards": {"metrics": {"dashboards": {"enabled": True}}},
     "ingress": {
         "ingress": {"enabled": True, "host": "a.example", "className": "nginx", "tlsSecret": "cert"}

@@ -210,6 +210,21 @@ def test_least_privilege(rendered: Rendered) -> None:
             assert context["capabilities"] == {"drop": ["ALL"]}
 
 
+@pytest.mark.parametrize("case", ["metrics-token", "metrics-token-of-pods"])
+def test_readers_of_metrics_send_the_token(case: str) -> None:
+    """The sidecar asks for the token of a Secret, and the monitor takes it from the same one."""
+    made = template(CASES[case])
+    (engine,) = made.pod()["containers"]
+    path = "/etc/specserve/secrets/metrics/token"
+    assert {"name": "SPECSERVE_SIDECAR__TOKEN_FILE", "value": path} in engine["env"]
+    (monitor,) = [d["spec"] for d in made.documents if d["kind"].endswith("Monitor")]
+    (endpoint,) = monitor.get("endpoints") or monitor["podMetricsEndpoints"]
+    assert endpoint["authorization"] == {
+        "type": "Bearer",
+        "credentials": {"name": "readers", "key": "token"},
+    }
+
+
 def test_off_means_no_document() -> None:
     """The defaults render what is needed and nothing else."""
     assert template().kinds() == [

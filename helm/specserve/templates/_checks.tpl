@@ -275,7 +275,7 @@
 {{- end -}}
 {{- $volumes = append $volumes .name -}}
 {{- end -}}
-{{- $taken := list "/cache" "/tmp" "/dev/shm" "/etc/specserve" "/etc/specserve/config.yaml" -}}
+{{- $taken := list "/cache" "/tmp" "/dev/shm" "/etc/specserve" "/etc/specserve/config" "/etc/specserve/secrets" -}}
 {{- $system := "^(/|/(bin|boot|dev|etc|lib|lib64|proc|root|run|sbin|sys|usr|var)(/.*)?)$" -}}
 {{- $models := include "specserve.mountPath" . -}}
 {{- if or (has $models (append $taken "")) (regexMatch $system $models) -}}

@@ -40,6 +40,17 @@ namespace="{{ .Release.Namespace }}"
 {{ .Values.image.repository }}:{{ default .Chart.AppVersion .Values.image.tag }}{{ with .Values.image.digest }}@{{ . }}{{ end }}
 {{- end }}
 
+{{/* What a monitor sends where metrics ask for a token. */}}
+{{- define "specserve.scrapeToken" -}}
+{{- with .Values.metrics.token.existingSecret -}}
+authorization:
+  type: Bearer
+  credentials:
+    name: {{ . }}
+    key: {{ $.Values.metrics.token.key }}
+{{- end -}}
+{{- end }}
+
 {{/* The Service of metrics and page: of its own, so that no type of the API's makes them public. Arguments: root, name, component. */}}
 {{- define "specserve.metricsService" }}
 apiVersion: v1

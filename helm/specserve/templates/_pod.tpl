@@ -8,7 +8,8 @@ metadata:
     app.kubernetes.io/component: {{ .component }}
     {{- with $root.Values.podLabels }}{{ toYaml . | nindent 4 }}{{ end }}
   annotations:
-    checksum/config: {{ $root.Values.config | toYaml | sha256sum }}
+    {{- /* Alerts are read again while it runs. */}}
+    checksum/config: {{ omit $root.Values.config "alerts" | toYaml | sha256sum }}
     {{- with $root.Values.podAnnotations }}{{ toYaml . | nindent 4 }}{{ end }}
 spec:
   {{- include "specserve.podSpec" . | nindent 2 }}
@@ -55,7 +56,7 @@ initContainers:
   - name: pull-models
     image: {{ include "specserve.image" $root }}
     imagePullPolicy: {{ $v.image.pullPolicy }}
-    command: [specserve, models, pull, /etc/specserve/config.yaml]
+    command: [specserve, models, pull, /etc/specserve/config/config.yaml]
     terminationMessagePolicy: FallbackToLogsOnError
     env:
       {{- include "specserve.env" (merge (dict "pulls" true) .) | nindent 6 }}
@@ -70,7 +71,7 @@ containers:
     image: {{ include "specserve.image" $root }}
     imagePullPolicy: {{ $v.image.pullPolicy }}
     # The engine's lines go to the container's log as well.
-    command: {{ concat (list "specserve" "launch" "/etc/specserve/config.yaml" "--engine-log" "-") $v.launch.extraArgs | toJson }}
+    command: {{ concat (list "specserve" "launch" "/etc/specserve/config/config.yaml" "--engine-log" "-") $v.launch.extraArgs | toJson }}
     # What it said last, such as the sentence of a refused start, is in `kubectl describe pod`.
     terminationMessagePolicy: FallbackToLogsOnError
     env:
@@ -152,6 +153,10 @@ volumes: {{- include "specserve.volumes" $root | nindent 2 }}
   value: /etc/specserve/secrets/tls/tls.crt
 - name: SPECSERVE_SERVER__TLS__KEY_FILE
   value: /etc/specserve/secrets/tls/tls.key
+{{- end }}
+{{- if .root.Values.metrics.token.existingSecret }}
+- name: SPECSERVE_SIDECAR__TOKEN_FILE
+  value: /etc/specserve/secrets/metrics/{{ .root.Values.metrics.token.key }}
 {{- end }}
 {{- if .root.Values.hub.existingSecret }}
 - name: SPECSERVE_MODELS__HUB_TOKEN_FILE
@@ -236,8 +241,8 @@ volumes: {{- include "specserve.volumes" $root | nindent 2 }}
 
 {{- define "specserve.mounts" -}}
 - name: config
-  mountPath: /etc/specserve/config.yaml
-  subPath: config.yaml
+  # The folder, not the file by subPath, which would never show a change.
+  mountPath: /etc/specserve/config
   readOnly: true
 - name: cache
   mountPath: /cache
@@ -245,7 +250,7 @@ volumes: {{- include "specserve.volumes" $root | nindent 2 }}
   mountPath: /tmp
 - name: shm
   mountPath: /dev/shm
-{{- range $name, $secret := dict "api" .root.Values.auth.existingSecret "tls" .root.Values.tls.existingSecret "hub" .root.Values.hub.existingSecret }}
+{{- range $name, $secret := dict "api" .root.Values.auth.existingSecret "tls" .root.Values.tls.existingSecret "hub" .root.Values.hub.existingSecret "metrics" .root.Values.metrics.token.existingSecret }}
 {{- if $secret }}
 - name: secret-{{ $name }}
   mountPath: /etc/specserve/secrets/{{ $name }}
@@ -281,7 +286,7 @@ volumes: {{- include "specserve.volumes" $root | nindent 2 }}
   emptyDir:
     medium: Memory
     sizeLimit: {{ include "specserve.sharedMemory" . }}
-{{- range $name, $secret := dict "api" .Values.auth.existingSecret "tls" .Values.tls.existingSecret "hub" .Values.hub.existingSecret }}
+{{- range $name, $secret := dict "api" .Values.auth.existingSecret "tls" .Values.tls.existingSecret "hub" .Values.hub.existingSecret "metrics" .Values.metrics.token.existingSecret }}
 {{- if $secret }}
 - name: secret-{{ $name }}
   secret:
