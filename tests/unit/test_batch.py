@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from specserve.app.batch import inputs, journal
+from specserve.app.batch import inputs, job, journal
 from specserve.app.batch.inputs import BadLine, LineShape, Raw
-from specserve.app.batch.journal import SEGMENT, Fate, Journal, Kept
+from specserve.app.batch.job import BatchOutcome
+from specserve.app.batch.journal import SEGMENT, Fate, Journal, Kept, Totals
 from specserve.app.batch.pace import Pace, Yielding
+from specserve.config.load import Loaded, load
 from specserve.engine.http import metrics
 from specserve.errors import ConfigError
 
@@ -452,3 +454,97 @@ def test_the_cap_falls_to_nothing_and_comes_back():
 def test_the_journal_names_its_version():
     """What another version wrote is not read as ours."""
     assert json.loads(journal._header("x", ordered=True))["specserve_batch"] == journal.VERSION
+
+
+# --- the last line ---
+
+
+def counted(drafts: float, drafted: float, accepted: float, made: float, start: float = 1.0):
+    text = f"""vllm:spec_decode_num_drafts_total{{engine="0"}} {drafts}
+vllm:spec_decode_num_draft_tokens_total{{engine="0"}} {drafted}
+vllm:spec_decode_num_accepted_tokens_total{{engine="0"}} {accepted}
+vllm:generation_tokens_total{{engine="0"}} {made}
+process_start_time_seconds {start}
+"""
+    return metrics.parse(text, at_seconds=0.0)
+
+
+def outcome(**changes: object) -> BatchOutcome:
+    totals = Totals(answered=10, tokens=1000)
+    return BatchOutcome(
+        **{
+            "output": Path("o"),
+            "totals": totals,
+            "bad_lines": (),
+            "made": 10,
+            "tokens": 1000,
+            "seconds": 10.0,
+            "most_in_flight": 4,
+            **changes,
+        }
+    )
+
+
+@pytest.fixture
+def with_profile(tmp_path) -> Loaded:
+    cell = {
+        "concurrency": 4,
+        "baseline_step_seconds": 0.01,
+        "speculative_step_seconds": 0.0125,
+        "num_speculative_tokens": 3,
+    }
+    profile = tmp_path / "profile.json"
+    profile.write_text(json.dumps({"version": 1, "cells": [cell]}))
+    config = tmp_path / "c.yaml"
+    config.write_text(
+        f"models: {{target_model: {{path: /m}}}}\nspeculative_decoding: {{method: ngram}}\nsidecar: {{benchmark_profile: {profile}}}\n"
+    )
+    return load(config, environ={})
+
+
+def test_time_saved_is_estimated_from_a_profile(with_profile):
+    """2 tokens a step at 1.25 times the cost: 10 s would have been 16 s without; the profile is named."""
+    done = job._compared(
+        outcome(), with_profile, counted(0, 0, 0, 0), counted(500, 1500, 500, 1000), 4.0
+    )
+    assert done.saved_seconds == pytest.approx(6.0)
+    assert done.acceptance_rate == pytest.approx(1 / 3)
+    said = done.sentence()
+    assert said.startswith(
+        "10 answered in 10 s, 100 tokens/s with up to 4 in flight; acceptance 33.3 %; about 6 s less"
+    )
+    assert "estimated from" in said
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "in_flight", "acceptance"),
+    [
+        (
+            counted(0, 0, 0, 0),
+            counted(500, 1500, 500, 1000),
+            40.0,
+            1 / 3,
+        ),  # more in flight than was measured
+        (counted(9, 9, 9, 9), counted(500, 1500, 500, 1000, start=2.0), 4.0, None),  # started anew
+        (None, counted(500, 1500, 500, 1000), 4.0, None),
+        (counted(0, 0, 0, 0), counted(0, 0, 0, 1000), 4.0, None),  # nothing drafted
+    ],
+)
+def test_what_is_not_known_is_not_said(with_profile, before, after, in_flight, acceptance):
+    """No time saved beyond the profile, no acceptance over a restart of the server."""
+    done = job._compared(outcome(), with_profile, before, after, in_flight)
+    assert done.saved_seconds is None
+    assert done.acceptance_rate == (acceptance and pytest.approx(acceptance))
+    assert "than without" not in done.sentence()
+
+
+def test_tokens_of_others_are_told():
+    """The server's counters know no clients."""
+    done = job._compared(outcome(), None, counted(0, 0, 0, 0), counted(500, 1500, 500, 3000), 4.0)
+    assert "(with 2,000 tokens of others)" in done.sentence()
+    assert done.saved_seconds is None
+
+
+def test_a_run_that_had_nothing_to_do_says_no_rate():
+    """After --resume of a finished batch."""
+    assert outcome(made=0, tokens=0, seconds=0.0).sentence() == "10 answered (0 of them now)."

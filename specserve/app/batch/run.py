@@ -229,7 +229,8 @@ class BatchRun:
     # --- back ---
 
     def _wait(self) -> None:
-        """Take what has come; wait for it, but not for long."""
+        """Take one thing that has come, so that the next request leaves before more is written;
+        wait for it, but not for long."""
         timeout = TICK_SECONDS
         now = self.clock()
         if self._again and self._in_flight < self.pace.allowed(now):
@@ -238,11 +239,9 @@ class BatchRun:
             timeout = min(timeout, self.pace.paused_until - now)
         try:
             news = self._outbox.get(timeout=max(timeout, 0.001))
-            while True:
-                self._take(news)
-                news = self._outbox.get_nowait()
         except queue.Empty:
             return
+        self._take(news)
 
     def _take(self, news: _News) -> None:
         now = self.clock()
