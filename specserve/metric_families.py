@@ -371,7 +371,10 @@ def _windowed_traffic() -> Iterable[Family]:
         (
             "break_even_margin",
             "ratio",
-            "acceptance_rate minus break_even_acceptance_rate; negative is slower than off.",
+            (
+                "acceptance_rate minus its break-even, at the measured time per output token where "
+                "there is one; negative is slower than off."
+            ),
         ),
         labels=("window",),
     )

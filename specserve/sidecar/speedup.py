@@ -53,6 +53,14 @@ def readings(
         if per_step is not None and rate is not None:
             speed = economics.gain(per_step, cost)
             out[key("specserve_estimated_speedup_ratio", window=window)] = speed
-            margin = economics.margin(rate, cost, drafted)
+            tpot = known.get(
+                key("specserve_time_per_output_token_seconds", stat="mean", window=window)
+            )
+            off = profile.off_seconds_at(running)
+            measured = cost
+            if tpot is not None and off is not None:
+                # What a step really takes now, instead of what it took in the benchmark.
+                measured = tpot * per_step / off
+            margin = economics.margin(rate, measured, drafted)
             out[key("specserve_break_even_margin", window=window)] = margin
     return out

@@ -411,6 +411,21 @@ def test_no_break_even_where_no_acceptance_pays() -> None:
     assert seen[key("specserve_break_even_margin", window="5m")] == pytest.approx(0.7 - 1.4)
 
 
+def test_the_margin_goes_by_the_measured_time_per_token_where_there_is_one() -> None:
+    """0.5 accepted pays at the benchmark's step times; at twice the time of a plain token it does not."""
+    known = {
+        key("specserve_requests_running"): 4.0,
+        key("specserve_tokens_per_step", window="5m"): 2.5,
+        key("specserve_acceptance_rate", window="5m"): 0.5,
+    }
+    tpot = key("specserve_time_per_output_token_seconds", stat="mean", window="5m")
+    margin = key("specserve_break_even_margin", window="5m")
+    own = profile((4, 0.010, 0.012, 3))
+    assert speedup.readings(own, known, ["5m"])[margin] > 0
+    assert speedup.readings(own, {**known, tpot: 0.005}, ["5m"])[margin] > 0
+    assert speedup.readings(own, {**known, tpot: 0.020}, ["5m"])[margin] < 0
+
+
 def test_without_a_profile_nothing_is_estimated() -> None:
     """And a profile that is none is a config error that names the place."""
     assert speedup.readings(None, {key("specserve_requests_running"): 4}, ["5m"]) == {}

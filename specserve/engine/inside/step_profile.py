@@ -123,6 +123,15 @@ class StepProfile:
             return None
         return cost, drafted
 
+    def off_seconds_at(self, batch: float) -> float | None:
+        """Seconds of a step without speculation at a batch size: there, the time per output token.
+
+        >>> off, on = StepTime(4, 0, 1, 0.010), StepTime(4, 5, 6, 0.012)
+        >>> StepProfile((off, on)).off_seconds_at(4), StepProfile((off, on)).off_seconds_at(5)
+        (0.01, None)
+        """
+        return Curve(tuple((size, worth.off_seconds) for size, worth in self.cells)).at(batch)
+
     def as_dict(self) -> dict[str, _Value]:
         """The file, version 2."""
         return {
