@@ -203,6 +203,7 @@ class StepTimes:
         self.noise = _NOISE
         self._strays = 0
         self._borrowed = 0.0
+        self.covered = 0.0
 
     @property
     def known(self) -> bool:
@@ -215,6 +216,7 @@ class StepTimes:
             return
         self.seconds = [_along(points, batch * (1 + k)) for k in range(self._longest + 1)]
         self._borrowed = _BORROWED
+        self.covered = points[-1][0] / batch - 1
 
     def learn(self, drafted: float, seconds: float) -> None:
         """One timed step. A single stray does not move the curve; strays in a row do."""
@@ -418,7 +420,9 @@ class Law:
         seconds = [self._seconds(times, batch, verified[k], k) for k in range(limit + 1)]
         rates = [expected[k] / seconds[k] for k in range(limit + 1)]
         present = min(self._current.get(size, 0), limit)
-        best = max(range(limit + 1), key=lambda k: (rates[k], -k))
+        known = max(float(times.furthest), times.covered) + 1
+        timed = [k for k in range(limit + 1) if verified[k] <= known]
+        best = max(timed, key=lambda k: (rates[k], -k))
         if rates[best] < rates[0] * (1 + MARGIN):
             best = 0
             if present and rates[present] > rates[0] * (1 + MARGIN / 3):
@@ -530,7 +534,7 @@ class Law:
         self._elapsed += step.seconds
         size = size_class(batch)
         rate = self._rates.get(size)
-        if rate is not None and step.asked != self._current.get(size):
+        if rate is not None and step.asked not in (0, self._current.get(size)):
             made = 1 + sum(step.accepted) / batch
             usual = min(step.seconds, 12 * self._typical)
             self.lost = max(-CREDIT_STEPS * self._typical, self.lost + usual - made / rate)

@@ -200,6 +200,7 @@ CONDITIONS: Mapping[str, Callable[[Situation], bool]] = {
         of.flags.mapping("kv-transfer-config").get("kv_role") == "kv_producer"
     ),
     "kv-sharing-fast-prefill": lambda of: of.flags.is_on("kv-sharing-fast-prefill"),
+    "live-control": lambda of: of.settings.control == "live",
     "local-argmax": lambda of: of.speculative("use_local_argmax_reduction"),
     "lora": lambda of: of.flags.is_on("enable-lora"),
     "m-rope-draft": lambda of: of.draft is not None and uses_mrope(of.draft),
