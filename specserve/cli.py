@@ -19,6 +19,7 @@ from specserve.commands import (
     batch,
     bench,
     check,
+    completion,
     config,
     doctor,
     gpus,
@@ -30,6 +31,7 @@ from specserve.commands import (
     status,
     verify,
 )
+from specserve.commands.examples import GROUPS, PROGRAM, SHOWN
 from specserve.commands.options import color, wants_json
 from specserve.errors import ExitCode, Problem, SpecserveError
 
@@ -41,6 +43,48 @@ class _InOrder(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Under the headings of `GROUPS`; a command in none of them under the last."""
+        left = dict(self.commands)
+        sections = {
+            heading: [left.pop(name) for name in names if name in left]
+            for heading, names in GROUPS.items()
+        }
+        sections["More"] = list(left.values())
+        for heading, commands in sections.items():
+            limit = formatter.width - 6 - max((len(c.name or "") for c in commands), default=0)
+            rows = [(c.name or "", c.get_short_help_str(limit)) for c in commands if not c.hidden]
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
+
+
+def _pages() -> str | None:
+    """Where the documentation is published, by the package's own metadata."""
+    from importlib.metadata import PackageNotFoundError, metadata
+
+    try:
+        urls = metadata("specserve").get_all("Project-URL") or []
+    except PackageNotFoundError:
+        return None
+    for entry in urls:
+        label, _, url = str(entry).partition(", ")
+        if label == "Documentation":
+            return url
+    return None
+
+
+def _show_examples(command: click.Command, words: tuple[str, ...], pages: str | None) -> None:
+    """Give a command, and those below it, the end of their help."""
+    shown = SHOWN.get(" ".join(words))
+    if not words:
+        shown = PROGRAM
+    if shown is not None:
+        command.epilog = shown.epilog(pages)
+    if isinstance(command, click.Group):
+        for name, below in command.commands.items():
+            _show_examples(below, (*words, name), pages)
 
 
 def _version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -55,6 +99,10 @@ def _version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
     click.echo(f"specserve {__version__}")
     missing = "none here; pip install vllm, or without a GPU scripts/setup engine in a clone"
     click.echo(f"engine    {installed() or missing}")
+    from specserve.app.environment import surroundings
+
+    for name, said in surroundings():
+        click.echo(f"{name:9} {said}")
     for name, defect in available_repairs().items():
         click.echo(f"repair    {name}: {defect}")
     context.exit()
@@ -70,7 +118,7 @@ def _version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
     callback=_version,
     expose_value=False,
     is_eager=True,
-    help="Version, engine and repairs.",
+    help="Version, engine, Python, GPUs, extras and repairs: for a report of a bug.",
 )
 @click.pass_context
 def program(context: click.Context, debug: bool) -> None:
@@ -97,6 +145,7 @@ COMMANDS = (
     models.models,
     gpus.gpus,
     config.config,
+    completion.completion,
 )
 for command in COMMANDS:
     program.add_command(command)
@@ -116,6 +165,8 @@ def main(argv: list[str] | None = None) -> None:
 
 def _run(arguments: list[str]) -> int:
     as_json = wants_json(arguments)
+    if not {"-h", "--help"}.isdisjoint(arguments) or not arguments:
+        _show_examples(program, (), _pages())
     if debug := "--debug" in arguments:  # wherever it stands
         arguments = ["--debug", *(a for a in arguments if a != "--debug")]
     try:

@@ -223,6 +223,12 @@ def against_lock(config: Path, models: Mapping[str, ModelFacts]) -> Iterator[Fin
         )
 
 
+def bytes_to_hash(models: Mapping[str, ModelFacts]) -> int:
+    """The size of all files of models that are on this machine: the total of a progress bar."""
+    folders = [facts.folder for facts in models.values() if facts.folder is not None]
+    return sum(size for folder in folders for size in files_below(folder).values())
+
+
 def sha256(path: Path, progress: Progress) -> str:
     """Hash one file in pieces."""
     digest = hashlib.sha256()

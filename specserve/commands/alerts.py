@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specserve.commands.options import answer, format_option, http_url
+from specserve.commands.options import answer, follows, format_option, http_url
 
 if TYPE_CHECKING:
     from specserve.config.alerting import Alerts
@@ -46,6 +46,7 @@ def list_(config: str | None, output: str) -> None:
         return
     for row in rows:
         click.echo(f"{row['name']:22} {row['severity']:9} {row['rule']:40} {row['summary']}")
+    follows("specserve alerts rules > specserve.rules.yaml")
 
 
 @alerts.command()
@@ -56,14 +57,11 @@ def list_(config: str | None, output: str) -> None:
     help="Where the runbook pages are; default alerts.runbook_base_url.",
 )
 def rules(config: str | None, runbook_base_url: str | None) -> None:
-    """Print the Prometheus rule file for a fleet.
-
-    \b
-    specserve alerts rules > specserve.rules.yaml && promtool check rules specserve.rules.yaml
-    """
+    """Print the Prometheus rule file for a fleet."""
     from specserve.alert.prometheus import rule_file
 
     click.echo(rule_file(_settings(config), runbook_base_url=runbook_base_url), nl=False)
+    follows("specserve alerts inhibit > inhibit.yaml", err=True)
 
 
 @alerts.command()
@@ -72,6 +70,7 @@ def inhibit() -> None:
     from specserve.alert.prometheus import inhibit_rules
 
     click.echo(inhibit_rules(), nl=False)
+    follows("specserve alerts list", err=True)
 
 
 @alerts.command()
@@ -88,6 +87,7 @@ def metrics(output: str) -> None:
         if family.labels:
             labels = "{" + ", ".join(family.labels) + "}"
         click.echo(family.name + labels)
+    follows("specserve alerts lint RULES.yaml", err=True)
 
 
 @alerts.command()
@@ -104,9 +104,6 @@ def lint(rules_file: str, urls: tuple[str, ...], output: str) -> None:
     """Check that every series in a rule file is exported.
 
     By specserve, or by the servers at --url.
-
-    \b
-    specserve alerts lint my.rules.yaml --url http://127.0.0.1:8000
     """
     from specserve.alert.lint import exported, problems
     from specserve.engine.http.client import EngineClient
@@ -126,3 +123,4 @@ def lint(rules_file: str, urls: tuple[str, ...], output: str) -> None:
         answer({"file": rules_file})
         return
     click.echo(f"{rules_file}: every series is exported")
+    follows(f"promtool check rules {rules_file}")

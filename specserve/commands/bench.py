@@ -13,9 +13,11 @@ import click
 from specserve.commands.options import (
     answer,
     config_command,
+    follows,
     format_option,
     http_url,
     interruptible,
+    same_config,
 )
 
 if TYPE_CHECKING:
@@ -135,12 +137,19 @@ def bench(loaded: Loaded, output: str, out: Path, resume: bool, **options: Any) 
         result = run.run(display.progress())
     (verdicts,) = reports.write([result], out)
     unsound = reports.unsound(verdicts, out)
-    _say(verdicts, out, output, unsound)
+    _say(verdicts, out, output, unsound, config=same_config(loaded))
     if unsound is not None:
         raise unsound
 
 
-def _say(verdicts: Sequence[BenchVerdict], out: Path, output: str, unsound: Unsound | None) -> None:
+def _say(
+    verdicts: Sequence[BenchVerdict],
+    out: Path,
+    output: str,
+    unsound: Unsound | None,
+    *,
+    config: str,
+) -> None:
     from dataclasses import asdict
 
     from specserve.bench import advice
@@ -155,6 +164,8 @@ def _say(verdicts: Sequence[BenchVerdict], out: Path, output: str, unsound: Unso
         for sentence in advice.conclusion(verdict):
             click.echo(sentence)
     click.echo(f"\nReport: {out / 'report.html'}")
+    if unsound is None:
+        follows(f"specserve launch {config}")
 
 
 @click.command()
@@ -191,6 +202,7 @@ def report(files: tuple[Path, ...], output: str, out: Path, max_drop: float | No
     click.echo(f"{out / 'report.md'}\n{out / 'report.html'}")
     if dropped is not None:
         raise dropped
+    follows(f"python3 -m webbrowser {out / 'report.html'}")
 
 
 @click.group()
@@ -217,6 +229,7 @@ def redact(source: Path, destination: Path, output: str, keep_text: bool) -> Non
         answer({"requests": count, "file": str(destination)})
         return
     click.echo(f"{count} requests written to {destination}")
+    follows(f"specserve bench CONFIG --trace {destination}")
 
 
 class _Display:

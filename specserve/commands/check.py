@@ -167,13 +167,16 @@ def _count(number: int, noun: str) -> str:
 
 
 @contextmanager
-def hashing() -> Iterator[integrity.Progress]:
-    """A progress bar on stderr that appears with the first hashed bytes, and only on a terminal."""
+def hashing(total_bytes: int | None = None) -> Iterator[integrity.Progress]:
+    """A progress bar on stderr that appears with the first hashed bytes, and only on a terminal.
+
+    With ``total_bytes``, the size of all that is to be hashed, it also says how far it is.
+    """
     bars: list[Progress] = []
 
     def advance(name: str, n: int) -> None:
         if not bars and sys.stderr.isatty():
-            bars.append(_bar(name))
+            bars.append(_bar(name, total_bytes))
         for bar in bars:
             bar.update(bar.task_ids[0], description=name, advance=n)
 
@@ -184,12 +187,25 @@ def hashing() -> Iterator[integrity.Progress]:
             bar.stop()
 
 
-def _bar(name: str) -> Progress:
+def _bar(name: str, total_bytes: int | None) -> Progress:
     from rich.console import Console
-    from rich.progress import DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        FileSizeColumn,
+        Progress,
+        ProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
 
-    columns = (TextColumn("{task.description}"), DownloadColumn(), TransferSpeedColumn())
+    columns: list[ProgressColumn] = [TextColumn("{task.description}")]
+    if total_bytes is None:
+        columns += [FileSizeColumn(), TransferSpeedColumn()]
+    else:
+        columns += [BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()]
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
     bar.start()
-    bar.add_task(name, total=None)
+    bar.add_task(name, total=total_bytes)
     return bar

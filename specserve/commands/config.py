@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specserve.commands.options import config_command, format_option
+from specserve.commands.options import config_command, follows, format_option, same_config
 
 if TYPE_CHECKING:
     from specserve.config.load import Loaded
@@ -21,8 +21,9 @@ def config() -> None:
 
 @config.command()
 @functools.partial(config_command, asks_checkpoints=False)
+@click.option("--changed", is_flag=True, help="Only what file, environment and --set say.")
 @format_option
-def show(loaded: Loaded, output: str) -> None:
+def show(loaded: Loaded, output: str, changed: bool) -> None:
     """Print every value in force and where it came from.
 
     Secrets are masked, defaults dimmed.
@@ -30,6 +31,8 @@ def show(loaded: Loaded, output: str) -> None:
     from specserve.config.show import rows
 
     table = rows(loaded)
+    if changed:
+        table = [row for row in table if not row.is_default]
     if output == "json":
         click.echo(
             json.dumps({r.key: {"value": r.value, "source": r.source} for r in table}, indent=2)
@@ -45,6 +48,10 @@ def show(loaded: Loaded, output: str) -> None:
     masked = [row.key for row in table if row.is_masked]
     if masked:
         click.echo(f"Masked above: {', '.join(masked)}", err=True)
+    if changed:
+        follows(f"specserve check {same_config(loaded)}", err=True)
+    else:
+        follows(f"specserve config show {same_config(loaded)} --changed", err=True)
 
 
 @config.command()
@@ -53,3 +60,4 @@ def schema() -> None:
     from specserve.config.schema import Settings
 
     click.echo(json.dumps(Settings.model_json_schema(), indent=2))
+    follows("specserve config show CONFIG --changed", err=True)

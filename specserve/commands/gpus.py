@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from specserve.commands.options import answer, format_option
+from specserve.commands.options import answer, follows, format_option
 
 
 @click.command("gpus")
@@ -14,9 +14,6 @@ def gpus(names: tuple[str, ...], output: str) -> None:
     """List the names that hardware.gpu_name takes.
 
     With NAMEs: what each of them is understood as.
-
-    \b
-    specserve gpus A100 "h100 nvl" 4090
     """
     from specserve.errors import ConfigError, Problem
     from specserve.gpu.names import KNOWN, read
@@ -51,3 +48,4 @@ def gpus(names: tuple[str, ...], output: str) -> None:
         )
     if unknown is not None:
         raise unknown
+    follows(f"specserve plan CONFIG --set hardware.gpu_name='{boards[0].name}'")

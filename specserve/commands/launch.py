@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 import click
 
-from specserve.commands.options import config_command, format_option
+from specserve.commands.options import config_command, follows, format_option, same_config
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -96,7 +96,8 @@ def launch(
     from specserve.errors import ConfigError
 
     if dry_run:
-        show(plan(loaded, environ=os.environ, check=False), output)
+        planned = plan(loaded, environ=os.environ, check=False)
+        show(planned, output, f"specserve launch {same_config(loaded)}")
         return
     if ready_file is not None and not ready_file.parent.is_dir():
         raise ConfigError(
@@ -140,7 +141,7 @@ def _is_special(path: Path) -> bool:
     return path.is_relative_to("/dev") or not (stat.S_ISREG(mode) or stat.S_ISLNK(mode))
 
 
-def show(planned: Launch, output: str) -> None:
+def show(planned: Launch, output: str, after: str | None = None) -> None:
     """The command on stdout, for a shell or as JSON, which is a YAML list too; notes on stderr."""
     import json
 
@@ -154,6 +155,8 @@ def show(planned: Launch, output: str) -> None:
     names = masked_names(planned.command)
     if names:
         click.echo(f"Masked above, passed on as they are: {', '.join(names)}", err=True)
+    if after is not None and output == "text":
+        follows(after, err=True)
 
 
 def run(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from specserve.commands.check import hashing
-from specserve.commands.options import answer, config_command, format_option
+from specserve.commands.options import answer, config_command, follows, format_option, same_config
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
@@ -33,16 +33,23 @@ def lock(loaded: Loaded, output: str) -> None:
     """Write sizes and SHA-256 of both models to CONFIG's .lock.json."""
     from specserve.checkpoint import lock as integrity
     from specserve.files import write_whole
+    from specserve.units import size as text_of
 
-    with hashing() as progress:
-        manifest = integrity.lock(_facts(loaded.settings), progress)
+    facts = _facts(loaded.settings)
+    with hashing(integrity.bytes_to_hash(facts)) as progress:
+        manifest = integrity.lock(facts, progress)
     path = integrity.lock_path(loaded.path)
     write_whole(path, manifest.to_json())
     files = sum(len(records) for records in manifest.models.values())
     if output == "json":
         answer({"lock": str(path), "files": files, "models": list(manifest.models)})
         return
-    click.echo(f"{path}: {files} files of {len(manifest.models)} models")
+    size = sum(record.size for records in manifest.models.values() for record in records.values())
+    models = "1 model"
+    if len(manifest.models) > 1:
+        models = f"{len(manifest.models)} models"
+    click.echo(f"{path}: locked {files} files of {models}, {text_of(size)}")
+    follows(f"specserve check {same_config(loaded)}")
 
 
 @models.command("verify")
@@ -64,7 +71,7 @@ def verify(loaded: Loaded, output: str) -> None:
     if not path.exists() and not any(expected.values()):
         message = "there is nothing to verify against: no manifest, no models.*.sha256"
         raise ConfigError(message, where=str(path), fix=f"specserve models lock {loaded.path}")
-    with hashing() as progress:
+    with hashing(integrity.bytes_to_hash(facts)) as progress:
         for key, model in facts.items():
             found += integrity.check(model, expected[key], f"models.{key}", progress)
         if path.exists():
@@ -75,6 +82,7 @@ def verify(loaded: Loaded, output: str) -> None:
         answer({"models": {key: model.path for key, model in facts.items()}})
         return
     click.echo(f"OK {', '.join(model.path for model in facts.values())}")
+    follows(f"specserve launch {same_config(loaded)} --dry-run")
 
 
 @models.command("pull")
@@ -98,6 +106,8 @@ def pull(loaded: Loaded, output: str) -> None:
             click.echo(said)
     if output == "json":
         answer({"set": places})
+        return
+    follows(f"specserve models lock {same_config(loaded)}", err=True)
 
 
 def _pull(settings: Settings, path: str, revision: str | None) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shlex
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -231,6 +232,25 @@ def secret_in(file: Path, option: str) -> str:
             where=f"{option} {file}",
             fix="name a file that you may read",
         ) from None
+
+
+def follows(command: str, *, err: bool = False) -> None:
+    """End with the next command to type; on stderr where stdout is a file for somebody else."""
+    click.echo(f"Next: {command}", err=err)
+
+
+def same_config(loaded: Loaded) -> str:
+    """The CONFIG and the ``--set`` of this command, as the next one takes them; values that are
+    secret are left for the user to fill in.
+    """
+    words = [shlex.quote(str(loaded.path))]
+    secrets = loaded.secrets()
+    for override in loaded.overrides:
+        shown = override
+        if any(secret in override for secret in secrets):
+            shown = override.partition("=")[0] + "=..."
+        words.append(f"--set {shlex.quote(shown)}")
+    return " ".join(words)
 
 
 def warn(problem: Problem) -> None:

@@ -10,6 +10,7 @@ import click
 from specserve.commands.options import (
     NOT_A_SIDECAR,
     ask,
+    follows,
     format_option,
     http_url,
     loaded_from,
@@ -41,9 +42,6 @@ def sidecar(
     """Watch a running vLLM server: probes, metrics, alerts. Needs no vLLM here.
 
     Without CONFIG the server at --engine-url is asked for what it serves.
-
-    \b
-    Kubernetes:  specserve sidecar /etc/specserve/config.yaml --engine-url http://127.0.0.1:8000
     """
     import os
     import queue
@@ -73,6 +71,7 @@ def sidecar(
             facts=of_settings(loaded.settings, os.environ),
         ).start()
         click.echo(f"sidecar at {running.url}, watching {running.engine_url}")
+        follows(f"specserve status --url {running.url}")
         try:
             next_signal(signals)
         finally:
@@ -145,5 +144,6 @@ def probe(name: str, url: str, timeout: float, output: str) -> None:
         click.echo(json.dumps({"ok": ok, "probe": name, "reason": reason}, indent=2))
     else:
         click.echo(f"{name}: {word}: {reason}")
+        follows(f"specserve status --url {url}")
     if not ok:
         raise click.exceptions.Exit(1)

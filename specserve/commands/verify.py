@@ -10,6 +10,7 @@ import click
 
 from specserve.commands.options import (
     answer,
+    follows,
     format_option,
     http_url,
     interruptible,
@@ -77,7 +78,10 @@ def verify(
         from specserve.app import golive
 
         outcomes = golive.run(_subject(loaded, url, options["api_key_file"]), told)
-    _finish(outcomes, output, options["junit"])
+    after = f"specserve bench {config}"
+    if loaded is None:
+        after = f"specserve sidecar --engine-url {url}"
+    _finish(outcomes, output, options["junit"], after=after)
 
 
 def _say(outcome: Outcome) -> None:
@@ -123,7 +127,7 @@ def _launched(loaded: Loaded, told: Any) -> list[Outcome]:
     return [*outcomes, drained]
 
 
-def _finish(outcomes: list[Outcome], output: str, junit: Path | None) -> None:
+def _finish(outcomes: list[Outcome], output: str, junit: Path | None, *, after: str) -> None:
     from dataclasses import asdict
 
     from specserve.errors import Unsound
@@ -131,14 +135,34 @@ def _finish(outcomes: list[Outcome], output: str, junit: Path | None) -> None:
     if junit is not None:
         junit.write_text(_junit(outcomes), encoding="utf-8")
     failed = [o for o in outcomes if o.status == "FAIL"]
+    skipped = [o for o in outcomes if o.status == "SKIP"]
+    passed = len(outcomes) - len(failed) - len(skipped)
     refused = None
     if failed:
-        message = f"{len(failed)} of {len(outcomes)} checks failed; not fit to go live"
+        message = f"{len(failed)} of {passed + len(failed)} checks failed; not fit to go live"
+        if skipped:
+            message += f" ({len(skipped)} more were not made)"
         refused = Unsound(message, where="verify")
     if output == "json":
-        answer({"checks": [asdict(o) for o in outcomes]}, refused)
+        answer({"checks": [asdict(o) | {"seconds": _rounded(o)} for o in outcomes]}, refused)
     elif refused is not None:
         raise refused
+    else:
+        click.echo(_passed(passed, len(skipped)))
+        follows(after)
+
+
+def _rounded(outcome: Outcome) -> float:
+    """Milliseconds: what is finer is noise."""
+    return round(outcome.seconds, 3)
+
+
+def _passed(passed: int, skipped: int) -> str:
+    """The last sentence of a pass, which says what it does not cover."""
+    said = f"Fit for traffic: {passed} checks passed"
+    if skipped:
+        said += f"; {skipped} were not made, their lines say why"
+    return f"{said}."
 
 
 def _junit(outcomes: list[Outcome]) -> str:
@@ -157,7 +181,9 @@ def _junit(outcomes: list[Outcome]) -> str:
         case = ElementTree.SubElement(
             suite, "testcase", classname="verify", name=outcome.name, time=f"{outcome.seconds:.3f}"
         )
-        if outcome.status != "PASS":
+        if outcome.status == "PASS":
+            ElementTree.SubElement(case, "system-out").text = outcome.message
+        else:
             tag = "skipped"
             if outcome.status == "FAIL":
                 tag = "failure"

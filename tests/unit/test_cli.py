@@ -9,12 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 from pydantic_core import SchemaError
 
 from specserve import __version__, cli
 from specserve.app.bench_setup import BenchOptions, _arms
+from specserve.commands.examples import GROUPS
 from specserve.commands.options import http_url
 from specserve.config.load import load
 from specserve.engine.installed import introspect
@@ -43,12 +45,14 @@ def typed(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]
 
 
 def test_version_names_engine_and_repairs(capsys):
-    """--version says which engine is beside us and which of its defects we repair."""
+    """--version says what a report of a bug needs: the engine beside us, the machine, and which
+    of the engine's defects we repair."""
     code, out, _ = typed("--version", capsys)
     assert code == 0
-    first, second, third, fourth = out.splitlines()
+    first, second, *rest, third, fourth = out.splitlines()
     assert first == f"specserve {__version__}"
     assert second.startswith(f"engine    {installed() or 'none here'}")
+    assert [line.split()[0] for line in rest] == ["python", "platform", "gpu", "extras"]
     assert third.startswith("repair    cpu-speculative-sampling: ")
     assert fourth.startswith("repair    cpu-yielding: ")
 
@@ -138,6 +142,107 @@ def test_every_command_explains_itself(capsys):
         assert len(out.splitlines()) > 5, words
 
 
+def words_of_commands() -> list[tuple[str, ...]]:
+    """Every command and every group, as its words."""
+    found: list[tuple[str, ...]] = [()]
+    for name, command in cli.program.commands.items():
+        found.append((name,))
+        found += [(name, sub) for sub in getattr(command, "commands", ())]
+    return found
+
+
+@pytest.mark.parametrize("words", words_of_commands(), ids=" ".join)
+def test_help_ends_with_two_examples_and_a_page(words, capsys):
+    """Each example is a line that the program can read; the page is there."""
+    _, out, _ = typed(" ".join([*words, "--help"]), capsys)
+    lines = [line.strip() for line in out.partition("Examples:")[2].splitlines()]
+    examples = [line for line in lines if line.startswith("specserve ")]
+    assert len(examples) == 2, "commands/examples.py wants two lines for it"
+    for example in examples:
+        read_by_click(example.partition(" > ")[0].partition(" >> ")[0])
+    page = lines[-1].removeprefix("More: ")
+    assert (Path(__file__).parents[2] / page).is_file(), page
+
+
+def read_by_click(line: str) -> None:
+    """Parse a command line down to its last command, without running it. Files need not exist."""
+    command: click.Command = cli.program
+    words = shlex.split(line)[1:]
+    context = click.Context(command)
+    while isinstance(command, click.Group):
+        command = command.commands[words.pop(0)]
+        context = click.Context(command, parent=context)
+    options = {name for param in command.params for name in param.opts}
+    for word in words:
+        assert not word.startswith("--") or word.partition("=")[0] in options, word
+    command.make_parser(context).parse_args(words)
+
+
+def test_every_command_has_its_heading():
+    """The groups of --help name commands that are there, and each in one group."""
+    grouped = [name for names in GROUPS.values() for name in names]
+    assert len(grouped) == len(set(grouped))
+    assert set(grouped) == set(cli.program.commands)
+
+
+@pytest.mark.parametrize(
+    ("shell", "variable", "file"),
+    [
+        ("bash", "XDG_DATA_HOME", "bash-completion/completions/specserve"),
+        ("zsh", "XDG_DATA_HOME", "zsh/site-functions/_specserve"),
+        ("fish", "XDG_CONFIG_HOME", "fish/completions/specserve.fish"),
+    ],
+)
+def test_completion_is_installed_by_one_command(
+    tmp_path, monkeypatch, capsys, *, shell, variable, file
+):
+    """The shell's own folder gets click's script, and the next line is said."""
+    monkeypatch.setenv(variable, str(tmp_path))
+    code, out, _ = typed(f"completion {shell} --install", capsys)
+    assert code == 0
+    assert "_SPECSERVE_COMPLETE" in (tmp_path / file).read_text(encoding="utf-8")
+    assert out.splitlines()[-1] == f"Next: exec {shell}"
+
+
+def test_config_show_changed_leaves_defaults_out(here, capsys):
+    """Only what the file, the environment and --set say, with its place."""
+    code, out, err = typed("config show ok.yaml --changed --set server.port=9000", capsys)
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == [
+        "server.port",
+        "models.target_model.path",
+        "speculative_decoding.method",
+    ]
+    assert err == "Next: specserve check ok.yaml --set server.port=9000\n"
+
+
+def test_the_next_command_repeats_no_secret(here, capsys):
+    """A key that was typed is not printed again."""
+    _, _, err = typed("launch ok.yaml --dry-run --set server.api_key=k-123456", capsys)
+    assert err.splitlines()[-1] == "Next: specserve launch ok.yaml --set server.api_key=..."
+
+
+@pytest.mark.parametrize(
+    ("line", "following"),
+    [
+        ("gpus A100-80", "specserve plan CONFIG --set hardware.gpu_name="),
+        ("alerts list", "specserve alerts rules"),
+        ("alerts metrics", "specserve alerts lint"),
+        ("alerts rules", "specserve alerts inhibit"),
+        ("config show ok.yaml", "specserve config show ok.yaml --changed"),
+        ("launch ok.yaml --dry-run", "specserve launch ok.yaml"),
+        ("probe ready --url http://127.0.0.1:9", "specserve status --url http://127.0.0.1:9"),
+    ],
+)
+def test_a_command_ends_with_the_next_one(here, capsys, line, following):
+    """The last line to a person; never in what goes into a file or JSON."""
+    _, out, err = typed(line, capsys)
+    last = (err or out).splitlines()[-1]
+    assert last.startswith(f"Next: {following}")
+    if line in ("alerts rules", "config show ok.yaml"):
+        assert "Next:" not in out
+
+
 def test_a_dry_run_needs_no_engine(here, monkeypatch, capsys):
     """A laptop shows the command that a machine with GPUs would run, and says what it assumed."""
     monkeypatch.setattr(introspect, "DISTRIBUTIONS", ())
@@ -152,7 +257,9 @@ def test_lists_of_commands_are_whole_at_80_columns(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     for group in ("", "alerts", "models", "trace", "config"):
         _, out, _ = typed(f"{group} --help", capsys)
-        assert "..." not in out.partition("Commands:")[2], out
+        listed = out.partition("--help")[2].partition("Examples:")[0]
+        assert len(listed.splitlines()) > 2
+        assert "..." not in listed, out
 
 
 @pytest.mark.parametrize(
@@ -191,7 +298,9 @@ def test_verify_asks_nothing_more_where_nobody_answers(capsys):
         out.splitlines()[0]
         == "FAIL  models       http://127.0.0.1:1/v1/models: no answer (Connection refused)"
     )
-    assert err == "Error: verify: 1 of 11 checks failed; not fit to go live\n"
+    assert err == (
+        "Error: verify: 1 of 1 checks failed; not fit to go live (10 more were not made)\n"
+    )
 
 
 def test_a_dry_run_is_quoted_for_whoever_reads_it(here, capsys):

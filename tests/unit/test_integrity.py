@@ -230,7 +230,9 @@ def test_commands(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert typed("verify")[0] == 2
     code, out, err = typed("lock")
     assert (code, err) == (0, "")
-    assert out == f"{config.with_suffix('.lock.json')}: 8 files of 2 models\n"
+    manifest, following = out.splitlines()
+    assert manifest.startswith(f"{config.with_suffix('.lock.json')}: locked 8 files of 2 models, ")
+    assert following == f"Next: specserve check {config}"
     assert set(json.loads(config.with_suffix(".lock.json").read_text())["models"]) == {
         "target_model",
         "draft_model",

@@ -13,6 +13,7 @@ import pytest
 from specserve import cli
 
 WITHOUT_FORMAT = {
+    "completion",  # a script for a shell
     "config schema",  # is JSON
     "alerts rules",  # writes a rule file
     "alerts inhibit",  # writes a piece of a configuration
