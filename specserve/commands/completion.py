@@ -47,7 +47,8 @@ def _source(shell: str) -> str:
 
     found = get_completion_class(shell)
     assert found is not None  # click knows the three shells
-    return found(click.get_current_context().find_root().command, {}, _NAME, "_SPECSERVE_COMPLETE").source()
+    program = click.get_current_context().find_root().command
+    return found(program, {}, _NAME, "_SPECSERVE_COMPLETE").source()
 
 
 def _place(shell: str) -> Path:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard
 
 import click
 
-from specserve.commands.options import NOT_A_SIDECAR, ask, format_option, http_url, secret_in
+from specserve.commands.options import (
+    NOT_A_SIDECAR,
+    ask,
+    follows,
+    format_option,
+    http_url,
+    secret_in,
+)
+from specserve.units import duration
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
@@ -17,9 +26,12 @@ if TYPE_CHECKING:
     from specserve.alert.causes import CauseJson
     from specserve.alert.evaluate import AlertJson
     from specserve.app.look import LookReport
+    from specserve.commands.live import Watched
+    from specserve.errors import EngineLost
     from specserve.sidecar.presentation import CanaryJson, Numbers, ProbeJson, StatusJson
 
 WINDOWS = ("1m", "5m", "30m")
+_DEFAULT_URL = "http://127.0.0.1:9400"
 _KEYS = {
     "model_name",
     "engine_url",
@@ -43,17 +55,18 @@ _SECONDS = click.FloatRange(min=0.1, max=3600)
 @click.command()
 @click.option(
     "--url",
-    default="http://127.0.0.1:9400",
-    show_default=True,
+    "urls",
+    multiple=True,
     callback=http_url,
-    help="Where the sidecar listens.",
+    help="Where the sidecar listens; may be repeated, the worst comes first.  "
+    "[default: http://127.0.0.1:9400]",
 )
 @click.option(
     "--engine-url",
     callback=http_url,
     help="Look at this vLLM server itself: no sidecar, no config.",
 )
-@click.option("--watch", is_flag=True, help="Again every few seconds, until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="A live view, until Ctrl-C.")
 @click.option(
     "--interval",
     type=_SECONDS,
@@ -72,7 +85,7 @@ _SECONDS = click.FloatRange(min=0.1, max=3600)
 @format_option
 def status(
     *,
-    url: str,
+    urls: tuple[str, ...],
     engine_url: str | None,
     watch: bool,
     interval: float | None,
@@ -84,60 +97,178 @@ def status(
 
     Exit code 0 when the server is ready, 1 when it is not, 5 when nothing answers.
     """
-    import json
-    import time
-
     if engine_url is not None:
         _look(engine_url, api_key_file, watch=watch, interval=interval or 5.0, output=output)
         return
-    interval = interval or 2.0
     token = None
     if token_file is not None:
         token = secret_in(token_file, "--token-file")
-    while True:
-        found = _fetch(url, token)
-        if output == "json" and watch:
-            click.echo(json.dumps(found))
-        elif output == "json":
-            click.echo(json.dumps(found, indent=2))
-        else:
-            if watch:
-                click.clear()
-            _show(found)
-        if not watch:
-            break
-        time.sleep(interval)
+    asked = tuple(dict.fromkeys(urls)) or (_DEFAULT_URL,)
+    if watch:
+        _watch(asked, token, interval=interval or 2.0, output=output)
+    elif len(asked) == 1:
+        _once(asked[0], token, output)
+    else:
+        _several(asked, token, output)
+
+
+def _once(url: str, token: str | None, output: str) -> None:
+    """One server, once."""
+    import json
+
+    found = _fetch(url, token)
+    if isinstance(found, str):
+        raise _absent(url, found)
+    if output == "json":
+        click.echo(json.dumps(found, indent=2))
+    else:
+        _show(found)
+        follows(_following(found, url))
     if not found["ready"]["ok"]:
         raise click.exceptions.Exit(1)
+
+
+def _several(urls: tuple[str, ...], token: str | None, output: str) -> None:
+    """Several servers, once: the worst first."""
+    import json
+    import time
+
+    from rich.console import Console
+
+    from specserve.commands import live
+    from specserve.errors import ExitCode
+
+    watched = [live.Watched(url) for url in urls]
+    live.ask_all(watched, lambda url: _fetch(url, token))
+    worst = sorted(watched, key=lambda one: one.rank)
+    if output == "json":
+        click.echo(json.dumps({"servers": [_entry(one) for one in worst]}, indent=2))
+    else:
+        stamp = time.strftime("%H:%M:%S")
+        Console(highlight=False).print(live.render(watched, now=time.monotonic(), stamp=stamp))
+        follows(f"specserve status --url {worst[0].url}")
+    if any(one.silent_since is not None for one in watched):
+        raise click.exceptions.Exit(ExitCode.ENGINE_LOST)
+    if any(one.found is not None and not one.found["ready"]["ok"] for one in watched):
+        raise click.exceptions.Exit(1)
+
+
+def _entry(one: Watched) -> dict[str, JsonValue]:
+    """One of several servers in JSON: what it says, or why it says nothing."""
+    if one.silent_since is not None:
+        return {"url": one.url, "verdict": one.word, "error": one.why, "status": None}
+    return {"url": one.url, "verdict": one.word, "error": None, "status": as_json(one.found)}
+
+
+def as_json(found: StatusJson | None) -> JsonValue:
+    """The answer as it came."""
+    import json
+
+    copied: JsonValue = json.loads(json.dumps(found))
+    return copied
+
+
+def _watch(urls: tuple[str, ...], token: str | None, *, interval: float, output: str) -> None:
+    """Again and again until Ctrl-C; a sidecar that restarts is waited for."""
+    import json
+    import time
+
+    from specserve.commands import live
+
+    watched = [live.Watched(url) for url in urls]
+    with _screen() as show:
+        while True:
+            live.ask_all(watched, lambda url: _fetch(url, token))
+            if output == "json":
+                for one in watched:
+                    line = as_json(one.found)
+                    if one.silent_since is not None:
+                        line = {"ok": False, "url": one.url, "error": one.why}
+                    click.echo(json.dumps(line))
+            else:
+                stamp = time.strftime("%H:%M:%S")
+                show(live.render(watched, now=time.monotonic(), stamp=stamp))
+            time.sleep(interval)
+
+
+@contextmanager
+def _screen() -> Iterator[Callable[[RenderableType], None]]:
+    """The terminal's other screen, drawn anew at each look; where there is no terminal, one text
+    after another.
+    """
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        yield console.print
+        return
+    with Live(console=console, screen=True, auto_refresh=False) as view:
+        yield lambda renderable: view.update(renderable, refresh=True)
+
+
+def _following(found: StatusJson, url: str) -> str:
+    """What to type after one look at a sidecar."""
+    if found["alerts"] or not found["ready"]["ok"]:
+        return f"specserve status --engine-url {found['engine_url']}"
+    return f"specserve status --url {url} --watch"
 
 
 def _look(url: str, key_file: Path | None, *, watch: bool, interval: float, output: str) -> None:
     """One look at the engine itself, or one after another."""
     import json
 
+    from rich.console import Console
+
     from specserve.app.look import look_at
 
     key = None
     if key_file is not None:
         key = secret_in(key_file, "--api-key-file")
-    while True:
-        found = look_at(url, key, interval_seconds=interval)
-        if output == "json" and watch:
-            click.echo(json.dumps(found.as_dict()))
-        elif output == "json":
-            click.echo(json.dumps(found.as_dict(), indent=2))
-        else:
-            if watch:
-                click.clear()
-            _show_look(found)
-        if not watch:
-            break
+    if watch:
+        _watch_engine(url, key, interval=interval, output=output)
+        return
+    found = look_at(url, key, interval_seconds=interval)
+    if output == "json":
+        click.echo(json.dumps(found.as_dict(), indent=2))
+    else:
+        Console(highlight=False).print(_show_look(found))
     if not found.is_ready:
         raise click.exceptions.Exit(1)
 
 
-def _show_look(found: LookReport) -> None:
-    from rich.console import Console, Group
+def _watch_engine(url: str, key: str | None, *, interval: float, output: str) -> None:
+    import json
+    import time
+
+    from rich.text import Text
+
+    from specserve.app.look import look_at
+    from specserve.errors import EngineLost
+
+    answered = time.monotonic()
+    with _screen() as show:
+        while True:
+            try:
+                found = look_at(url, key, interval_seconds=interval)
+            except EngineLost as error:
+                why = error.problems[0].message
+                silent = duration(max(1.0, round(time.monotonic() - answered)))
+                if output == "json":
+                    click.echo(json.dumps({"ok": False, "engine_url": url, "error": why}))
+                else:
+                    show(Text(f"{url}: no answer for {silent} ({why}), trying again"))
+                time.sleep(interval)
+                continue
+            answered = time.monotonic()
+            if output == "json":
+                click.echo(json.dumps(found.as_dict()))
+            else:
+                show(_show_look(found))
+
+
+def _show_look(found: LookReport) -> RenderableType:
+    from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
@@ -162,7 +293,7 @@ def _show_look(found: LookReport) -> None:
     if seen.no_usual is not None:
         parts += [Text(f"no usual values: {seen.no_usual}", style="dim"), Text()]
     parts += _diagnosis(found)
-    Console(highlight=False).print(Group(*parts))
+    return Group(*parts)
 
 
 def _look_head(found: LookReport) -> list[tuple[str, str]]:
@@ -207,16 +338,20 @@ def _diagnosis(found: LookReport) -> list[RenderableType]:
     return lines
 
 
-def _fetch(url: str, token: str | None) -> StatusJson:
-    from specserve.errors import EngineLost
-
+def _fetch(url: str, token: str | None) -> StatusJson | str:
+    """What the sidecar says, or why it does not."""
     found = ask(url.rstrip("/") + "/status", 5, token)
     if isinstance(found, Mapping) and is_status(found):
         return found
-    why = NOT_A_SIDECAR
     if isinstance(found, str):
-        why = found
-    raise EngineLost(
+        return found
+    return NOT_A_SIDECAR
+
+
+def _absent(url: str, why: str) -> EngineLost:
+    from specserve.errors import EngineLost
+
+    return EngineLost(
         f"no sidecar answers ({why}); "
         "must be the address of `specserve launch` or `specserve sidecar`",
         where=url,
@@ -307,24 +442,31 @@ def _differing(held: list[dict[str, JsonValue]]) -> list[tuple[str, str]]:
 
 def _numbers(found: StatusJson) -> RenderableType:
     """A row for each quantity that is known somewhere, a column for now and each window."""
+    from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
+    from specserve.sidecar import presentation
     from specserve.sidecar.presentation import ROWS
 
-    table = Table(box=None, padding=(0, 2), header_style="dim")
+    silence = presentation.silence(found)
+    style = ""
+    if silence is not None:
+        style = "dim"
+    table = Table(box=None, padding=(0, 2), header_style="dim", style=style)
     table.add_column("")
     for name in ("now", *WINDOWS):
         table.add_column(name, justify="right")
-    columns: list[Numbers] = [
-        found["now"],
-        *(found["windows"].get(window, {}) for window in WINDOWS),
-    ]
+    now, windows = presentation.numbers(found)
+    columns: list[Numbers] = [now, *(windows.get(window, {}) for window in WINDOWS)]
     for row in ROWS:
         cells = [row.cell(numbers) for numbers in columns]
         if any(cells):
             table.add_row(row.title, *cells)
     if not table.row_count:
         return "no numbers yet"
+    if silence is not None:
+        return Group(Text(silence, style="bold"), table)
     return table
 
 

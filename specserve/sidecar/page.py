@@ -61,6 +61,7 @@ stroke-width:1.5}
 .key{display:inline-block;width:16px;border-top:3px solid;vertical-align:middle;margin:0 5px 0 10px}
 .ka{border-color:var(--a)}.kb{border-color:var(--b)}.kr{border-top:2px dashed var(--soft)}
 .alert{border-left:4px solid;padding:2px 0 2px 10px;margin:0 0 10px;overflow-wrap:anywhere}
+.old{opacity:.45}
 .alert p{margin:2px 0;color:var(--ink)}.alert p.soft{color:var(--soft)}a{color:var(--a)}
 """
 
@@ -120,10 +121,15 @@ def _positions(status: StatusJson) -> str:
 
 def _tiles(status: StatusJson) -> str:
     cells = []
+    now, windows = presentation.numbers(status)
+    silence = presentation.silence(status)
+    below, dimmed = "Rates and percentiles are of the last minute.", ""
+    if silence is not None:
+        below, dimmed = silence.replace("; the last ones:", ". These are the last ones."), " old"
     for row in ROWS:
         if not row.tile:
             continue
-        text = row.cell(status["windows"].get("1m", {})) or row.cell(status["now"])
+        text = row.cell(windows.get("1m", {})) or row.cell(now)
         if not text and row.unit == "times":  # known with a benchmark profile only
             continue
         cells.append(
@@ -131,8 +137,8 @@ def _tiles(status: StatusJson) -> str:
             f'<span class="soft">{escape(row.title)}</span></div>'
         )
     return (
-        f'<div class="tiles">{"".join(cells)}</div>'
-        '<p class="soft">Rates and percentiles are of the last minute.</p>'
+        f'<div class="tiles{dimmed}">{"".join(cells)}</div>'
+        f'<p class="soft">{escape(below[0].upper() + below[1:])}</p>'
     )
 
 

@@ -6,6 +6,7 @@ Imports little: `specserve status` starts with it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
@@ -47,6 +48,16 @@ class CanaryJson(TypedDict):
     failed: bool
 
 
+class LastNumbersJson(TypedDict):
+    """The numbers of the last read, while the engine cannot be read."""
+
+    at: float
+    """Unix time of that read."""
+    age_seconds: float
+    now: dict[str, float]
+    windows: dict[str, dict[str, float | dict[str, float]]]
+
+
 class StatusJson(TypedDict):
     """What /status returns."""
 
@@ -71,6 +82,8 @@ class StatusJson(TypedDict):
     repairs: list[str]
     now: dict[str, float]
     windows: dict[str, dict[str, float | dict[str, float]]]
+    last_numbers: NotRequired[LastNumbersJson]
+    """Only while ``now`` and ``windows`` have none, and there were some."""
     baseline: dict[str, float]
     causes: NotRequired[list[CauseJson]]
     """What explains the present best, first; empty while nothing is wrong."""
@@ -158,6 +171,37 @@ def seconds(value: float) -> str:
     if value < 0.1:
         return f"{value * 1000:.3g} ms"
     return duration(value)
+
+
+OverallWord = Literal["OK", "DEGRADED", "NOT READY", "DOWN"]
+
+
+def overall(status: StatusJson) -> OverallWord:
+    """The one verdict on a server."""
+    if status["condition"] in ("down", "stalled") or not status["live"]["ok"]:
+        return "DOWN"
+    if not status["ready"]["ok"]:
+        return "NOT READY"
+    if any(alert["state"] == "firing" for alert in status["alerts"]):
+        return "DEGRADED"
+    return "OK"
+
+
+def numbers(status: StatusJson) -> tuple[Numbers, Mapping[str, Numbers]]:
+    """The gauges, and the numbers by window: those of now, or while there are none the last."""
+    last = status.get("last_numbers")
+    if last is None:
+        return status["now"], status["windows"]
+    return last["now"], last["windows"]
+
+
+def silence(status: StatusJson) -> str | None:
+    """Since when there are no numbers, in words; None while there are."""
+    last = status.get("last_numbers")
+    if last is None:
+        return None
+    at = time.strftime("%H:%M:%S UTC", time.gmtime(last["at"]))
+    return f"no numbers since {at} ({duration(round(last['age_seconds']))}); the last ones:"
 
 
 def method(status: StatusJson) -> str:

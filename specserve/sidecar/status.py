@@ -14,7 +14,13 @@ from specserve.engine.canary.run import CanaryResult
 from specserve.metric_families import Readings, key
 from specserve.sidecar.launch_state import LaunchState
 from specserve.sidecar.observer import Observation
-from specserve.sidecar.presentation import CanaryJson, ProbeJson, ProbeName, StatusJson
+from specserve.sidecar.presentation import (
+    CanaryJson,
+    LastNumbersJson,
+    ProbeJson,
+    ProbeName,
+    StatusJson,
+)
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
@@ -32,16 +38,17 @@ def build(
     method: str | None,
     causes: Sequence[Cause] = (),
     age_seconds: float,
+    last: LastNumbersJson | None = None,
 ) -> StatusJson:
     """The JSON form. ``method`` is what is shown as such; ``age_seconds`` is how old the
-    observation is."""
+    observation is; ``last`` are the newest numbers that there were."""
     readings: Readings = {}
     condition, tokens = "starting", None
     if seen is not None:
         readings, condition = seen.readings, seen.assessment.condition
     if settings.method:
         tokens = settings.num_speculative_tokens
-    return {
+    found: StatusJson = {
         "model_name": settings.served_model_name,
         "method": method,
         "num_speculative_tokens": tokens,
@@ -66,6 +73,24 @@ def build(
         "baseline": _baseline(readings),
         "causes": [cause.as_dict() for cause in causes],
         "alerts": [alert.as_dict() for alert in sorted(alerts, key=importance)],
+    }
+    if last is not None and not has_numbers(readings):
+        found["last_numbers"] = last
+    return found
+
+
+def has_numbers(readings: Readings) -> bool:
+    """Whether the engine could be read."""
+    return key("specserve_engines") in readings
+
+
+def kept(readings: Readings, *, at: float, age_seconds: float) -> LastNumbersJson:
+    """Numbers that are no longer those of now."""
+    return {
+        "at": at,
+        "age_seconds": round(age_seconds, 3),
+        "now": _now(readings),
+        "windows": by_window(readings),
     }
 
 

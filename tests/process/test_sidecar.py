@@ -108,6 +108,57 @@ def sidecar(tmp_path) -> Iterator[Callable[..., Sidecar]]:
         assert program.ends() == 0, program.output
 
 
+def test_the_last_numbers_of_a_killed_engine_stay(stub, sidecar, free_port) -> None:
+    """None of them counts as of now; /status and the page say of when they are."""
+    engine = stub(*SPEC, port=free_port)
+    watcher = sidecar(free_port)
+    wait_until(lambda: watcher.probes() == (200, 200, 200))
+    wait_until(lambda: "requests_running" in watcher.status()["now"])
+    assert "last_numbers" not in watcher.status()
+    engine.signal(signal.SIGKILL)
+    wait_until(lambda: "last_numbers" in watcher.status())
+    status = watcher.status()
+    assert "requests_running" not in status["now"]
+    assert status["windows"] == {}
+    assert status["last_numbers"]["now"]["requests_running"] == 0
+    assert "No numbers since " in watcher.get("/").text
+
+
+def test_a_sidecar_without_a_config_waits_for_the_engine(stub, free_port, tmp_path) -> None:
+    """Started first; model and speculation are the server's."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    argv = [sys.executable, "-m", "specserve", "sidecar"]
+    argv += ["--engine-url", f"http://127.0.0.1:{free_port}", "--set", f"sidecar.port={port}"]
+    argv += ["--set", f"sidecar.state_dir={tmp_path}"]
+    watcher = Sidecar(**vars(start(argv, tmp_path / "sidecar.log", port)))
+    watcher.says("waiting for it")
+    stub(*SPEC, port=free_port)
+    watcher.says("sidecar at")
+    status = watcher.status()
+    assert status["model_name"] == "stub"
+    assert (status["method"], status["num_speculative_tokens"]) == ("unknown", 3)
+    watcher.signal(signal.SIGTERM)
+    assert watcher.ends() == 0, watcher.output
+
+
+def test_the_live_view_outlives_a_restart_of_the_sidecar(
+    stub, sidecar, free_port, tmp_path
+) -> None:
+    """It says that nothing answers, tries again, and is back with the next sidecar."""
+    stub(*SPEC, port=free_port)
+    first = sidecar(free_port)
+    argv = [sys.executable, "-u", "-m", "specserve", "status", "--watch", "--interval", "0.2"]
+    view = start([*argv, "--url", first.url], tmp_path / "view.log", first.port)
+    view.says("OK  stub")
+    first.signal(signal.SIGTERM)
+    assert first.ends() == 0
+    view.says("trying again")
+    assert view.process.poll() is None
+    view.signal(signal.SIGINT)
+    assert view.ends() == 130
+
+
 def test_before_the_engine_listens_it_is_starting(stub, sidecar, free_port) -> None:
     """Nobody there yet: alive, not started, not ready; then ready after the first completion, and no sooner."""
     watcher = sidecar(free_port)
