@@ -29,7 +29,7 @@ class Shown:
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Before the launch": ("init", "check", "plan", "gpus"),
-    "Serving": ("launch", "verify", "status", "sidecar", "probe", "alerts"),
+    "Serving": ("launch", "verify", "status", "sidecar", "probe", "alerts", "doctor"),
     "Measuring and batches": ("bench", "report", "trace", "batch"),
     "Files and shell": ("models", "config", "completion"),
 }
@@ -86,6 +86,13 @@ SHOWN: Mapping[str, Shown] = {
             "specserve sidecar config.yaml --set sidecar.port=9500",
         ),
         "sidecar.md",
+    ),
+    "doctor": Shown(
+        (
+            "specserve doctor --url http://127.0.0.1:8000",
+            "specserve doctor config.yaml --log engine.log",
+        ),
+        "doctor.md",
     ),
     "probe": Shown(
         ("specserve probe ready", "specserve probe live --url http://127.0.0.1:9400 --timeout 1"),
