@@ -31,7 +31,7 @@ from specserve.sidecar.contact import engine_version, scrape
 from specserve.sidecar.growth import Growth
 from specserve.sidecar.launch_state import LaunchState, output_mismatch
 from specserve.sidecar.observer import READY_LOOKS, Observation, Observer, aged
-from specserve.sidecar.presentation import ProbeJson, ProbeName, StatusJson
+from specserve.sidecar.presentation import LastNumbersJson, ProbeJson, ProbeName, StatusJson
 from specserve.sidecar.probe import Assessment, Policy, ProbeVerdict
 from specserve.sidecar.server import Pages, SidecarServer
 from specserve.supervise.processes import host_use
@@ -54,6 +54,14 @@ class _Seen:
     evaluation: Evaluation = field(default_factory=Evaluation)
     state: LaunchState = field(default_factory=LaunchState)
     causes: tuple[causes.Cause, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The newest readings that held numbers of the engine."""
+
+    at: float
+    readings: Readings
 
 
 class Watch:
@@ -116,6 +124,7 @@ class Watch:
             self._gpu = ThreadedTelemetry(telemetry, kept_seconds=READY_LOOKS * self._look_seconds)
         self._seen = _Seen(clock())
         self._growths = {name: Growth() for name in _GROWS}
+        self._known: _Known | None = None
         self._logged: dict[str, bool] = {}
         self._stop, self._wake = threading.Event(), threading.Event()
         self._canaries = Canaries(
@@ -211,7 +220,16 @@ class Watch:
             method=self._method,
             causes=seen.causes,
             age_seconds=age,
+            last=self._last_numbers(),
         )
+
+    def _last_numbers(self) -> LastNumbersJson | None:
+        """The newest numbers of the engine, for while it has none."""
+        known = self._known
+        if known is None:
+            return None
+        age = max(0.0, self._clock() - known.at)
+        return status.kept(known.readings, at=self._wall() - age, age_seconds=age)
 
     def probe(self, name: ProbeName) -> ProbeJson:
         """One verdict."""
@@ -327,6 +345,8 @@ class Watch:
             }
             LOG.log(level, "alert %s %s", alert.name, alert.state.value, extra=extra)
         seen = replace(observation, readings=readings)
+        if status.has_numbers(readings):
+            self._known = _Known(now, readings)
         self._seen = _Seen(now, seen, evaluation, state, found)
 
     def _causes(self, readings: Readings, state: LaunchState) -> tuple[causes.Cause, ...]:
