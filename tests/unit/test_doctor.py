@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import socket
+import tarfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
 from specserve import cli
 from specserve.alert.builtin import definitions
-from specserve.app.doctor import from_server
+from specserve.alert.causes import CauseName
+from specserve.app.doctor import from_server, from_status
 from specserve.app.doctor.report import STEPS, DoctorReport
 from specserve.app.doctor.rules import PLACES
 from specserve.app.doctor.run import AskedSidecar, Given, run
@@ -346,6 +349,9 @@ STATUSES: list[tuple[str, dict[str, Any], str]] = [
     # vllm-project/vllm#11126: acceptance about 0.068
     ("ineffective", {"state": LaunchState(canary=CanaryResult("ineffective", ("6.8 % of drafts",)))}, "DraftHeadIneffective"),
     ("not-as-asked", {"state": LaunchState(held=(Held("engine.kv_cache_dtype", "fp8", "auto"),))}, "not-as-asked"),
+    ("explained", {"alerts": [alert("AcceptanceRateLow")], "causes": [
+        {"name": "traffic_mix", "symptom": "acceptance", "summary": "other requests", "supports": ["prompts 3 times as long"], "against": []}]},
+     "traffic_mix"),
     ("not-ready", {"ready": {"ok": False, "reason": "starting"}}, "not-ready"),
 ]  # fmt: skip
 
@@ -439,6 +445,11 @@ def test_every_alert_has_its_place() -> None:
     assert PLACES.keys() == {definition.name for definition in definitions()}
 
 
+def test_every_cause_by_evidence_has_its_place() -> None:
+    """A new cause of the sidecar's must be given its step and its line to type."""
+    assert from_status._BY_EVIDENCE.keys() == set(get_args(CauseName))
+
+
 def test_every_named_failure_is_placed() -> None:
     """The doctor's table of failures names no cause that there is not."""
     from specserve.app.doctor import from_log
@@ -494,3 +505,60 @@ def test_bad_input(
     """What cannot be looked at is an error of the command line: exit code 2."""
     assert doctor(*arguments) == 2
     assert said in capsys.readouterr().err
+
+
+def packed(folder: Path, *arguments: str) -> dict[str, str]:
+    """What a bundle holds, by the name of its files."""
+    out = folder / "out.tar.gz"
+    assert doctor("bundle", str(out), *arguments, "--yes") == 0
+    assert out.stat().st_mode & 0o077 == 0
+    with tarfile.open(out) as archive:
+        return {
+            Path(name).name: (archive.extractfile(name) or io.BytesIO()).read().decode()
+            for name in archive.getnames()
+        }
+
+
+def test_bundle_holds_no_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Keys, tokens and prompts are nowhere in the archive; what it holds is shown first."""
+    path = config(tmp_path)
+    body = yaml.safe_load(path.read_text())
+    body["engine"] = {"env": {"HF_TOKEN": "tops3cretvalue"}}
+    path.write_text(yaml.safe_dump(body))
+    lines = [
+        *states.LOADING,
+        "using token tops3cretvalue and hf_abcdefghijklmnop",
+        "Received request 1: prompt: 'the merger', params: x",
+        "RuntimeError: No CUDA GPUs are available",
+    ]
+    with serving(HEALTHY["busy"]) as url:
+        held = packed(tmp_path, str(path), "--log", str(log(tmp_path, lines)), "--url", url)
+    names = [
+        "versions.txt",
+        "doctor.json",
+        "config.json",
+        "check.json",
+        "engine.log",
+        "metrics.txt",
+    ]
+    assert list(held) == names
+    everything = "".join(held.values())
+    assert "tops3cret" not in everything
+    assert "hf_abc" not in everything
+    assert "merger" not in everything
+    assert json.loads(held["doctor.json"])["first"]["code"] == "no-gpu"
+    assert "vllm:num_requests_running" in held["metrics.txt"]
+    said = capsys.readouterr().out
+    assert said.index("engine.log") < said.index("wrote")
+
+
+def test_bundle_asks_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a terminal it wants --yes; a file that is there stays as it is."""
+    path = str(log(tmp_path, READY))
+    out = tmp_path / "b.tar.gz"
+    assert doctor("bundle", str(out), "--log", path) == 2
+    assert "there is no terminal to ask on" in capsys.readouterr().err
+    assert not out.exists()
+    out.write_text("mine")
+    assert doctor("bundle", str(out), "--log", path, "--yes") == 2
+    assert out.read_text() == "mine"

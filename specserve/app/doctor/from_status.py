@@ -3,7 +3,7 @@ good times."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from specserve.app.doctor import from_server
@@ -21,6 +21,7 @@ _DOUBTED: dict[str, Confidence] = {"pending": "possible"}
 def look(found: StatusJson, url: str) -> Look:
     """What a sidecar says."""
     causes = [*_alerts(found["alerts"])]
+    causes += _by_evidence(found)
     causes += _canaries(found)
     causes += _differing(found)
     explained = {cause.step for cause in causes}
@@ -60,6 +61,42 @@ def _alerts(alerts: list[AlertJson]) -> Iterator[DoctorCause]:
             tuple(alert["causes"]),
             stops=place.stops and alert["state"] == "firing",
             explains=from_server.rule_explains(alert["name"]),
+        )
+
+
+_EXPLAINED = frozenset({"AcceptanceRateLow", "AcceptanceDrift", "AcceptanceLengthLow"})
+_BY_EVIDENCE: Mapping[str, tuple[Step, str]] = {
+    "wrong_output": ("output", "specserve doctor CONFIG --url URL --canary"),
+    "draft_not_applied": ("vocabulary", "specserve check CONFIG   # the draft and its target"),
+    "engine_changed": ("load", "specserve status   # what changed, and when"),
+    "rank_differs": ("vocabulary", "specserve models verify CONFIG   # on every node"),
+    "prompts_beyond_draft_context": (
+        "parameters",
+        "specserve check CONFIG   # the context that the draft was made for",
+    ),
+    "pruned_vocabulary": ("vocabulary", "specserve check CONFIG --sample FILE"),
+    "traffic_mix": ("traffic", "specserve bench CONFIG   # with prompts of this traffic"),
+    "machine_slow": ("speed", "nvidia-smi -q -d PERFORMANCE"),
+}
+"""Causes of :mod:`specserve.alert.causes` -> their step, and what to type."""
+
+
+def _by_evidence(found: StatusJson) -> Iterator[DoctorCause]:
+    """What the sidecar itself explains the fall by."""
+    for one in found.get("causes", []):
+        step, fix = _BY_EVIDENCE.get(one["name"], ("traffic", "specserve status"))
+        against = [f"against it: {text}" for text in one["against"]]
+        explains: frozenset[str] = frozenset()
+        if one["symptom"] == "acceptance":
+            explains = _EXPLAINED
+        yield DoctorCause(
+            step,
+            one["name"],
+            one["summary"],
+            "likely",
+            (*one["supports"], *against),
+            fix,
+            explains=explains,
         )
 
 
