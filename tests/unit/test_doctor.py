@@ -401,7 +401,7 @@ HEALTHY = {
     "little-traffic": texts(worked((0.2, 0.1, 0.0), drafts=20, requests=2)),
     "old-version": old(),
     "two-ranks": two_ranks(),
-    "some-client-errors": texts(worked(), http={"200": 60, "400": 40}),
+    "some-client-errors": texts(worked(), http={"200": 95, "400": 5}),
     "few-preemptions": texts(worked(requests=1000)),
 }
 

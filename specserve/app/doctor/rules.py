@@ -35,6 +35,15 @@ PLACES: Mapping[str, AlertPlace] = {
     ),
     "SidecarAbsent": AlertPlace("load", "specserve sidecar CONFIG --engine-url URL"),
     "ErrorShareHigh": AlertPlace("load", "specserve doctor --log FILE   # the engine's log"),
+    "ClientErrorShareHigh": AlertPlace(
+        "load", "specserve doctor --log FILE   # the access log names the requests with 4xx"
+    ),
+    "RequestsNeverScheduled": AlertPlace(
+        "memory", "lower engine.max_model_len   # so that one request always fits", stops=True
+    ),
+    "EngineRestarting": AlertPlace("load", "specserve doctor --log FILE   # the engine's log"),
+    "HostMemoryGrowing": AlertPlace("memory", "ps -o pid,rss,nlwp,etime,args -C python3"),
+    "ThreadsGrowing": AlertPlace("memory", "ps -o pid,rss,nlwp,etime,args -C python3"),
     "QueueBacklog": AlertPlace(
         "memory", "lower server.max_concurrent_requests, or add a replica   # more load than it has"
     ),
