@@ -24,7 +24,7 @@ def profile(verdict: BenchVerdict) -> StepProfile:
     steps: list[StepTime] = []
     for concurrency in sorted({c.concurrency for c in sound}):
         steps += _steps(result, [c for c in sound if c.concurrency == concurrency])
-    arm = result.arms[1].config
+    arm = result.arms[-1].config
     method = arm.get("speculative_decoding.method")
     k = arm.get("speculative_decoding.num_speculative_tokens")
     if not isinstance(k, int):
@@ -46,7 +46,7 @@ def profile(verdict: BenchVerdict) -> StepProfile:
 def _steps(result: Result, cells: Sequence[BenchCell]) -> list[StepTime]:
     """The two rows of these cells, which share a concurrency; none where something for them is
     unknown."""
-    arm = result.arms[1]
+    arm = result.arms[-1]
     keys = {(c.workload, c.concurrency) for c in cells}
     blocks = [b for b in result.blocks if b.arm == arm.name and (b.workload, b.concurrency) in keys]
     spec = judge.total(blocks)
@@ -67,7 +67,7 @@ def _steps(result: Result, cells: Sequence[BenchCell]) -> list[StepTime]:
 
 def _acceptance(result: Result, cells: Sequence[BenchCell]) -> list[Acceptance]:
     """By workload, over its loads."""
-    arm, rows = result.arms[1].name, []
+    arm, rows = result.arms[-1].name, []
     for workload in dict.fromkeys(c.workload for c in cells):
         blocks = [b for b in result.blocks if b.arm == arm and b.workload == workload]
         by_position = judge.total(blocks).acceptance_per_position

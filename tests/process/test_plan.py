@@ -35,11 +35,14 @@ def pair(tmp_path: Path) -> dict[str, Any]:
 
 
 def test_a_plan_that_fits(tmp_path: Path) -> None:
-    """Exit code 0, a table on stdout that ends with the conclusion, nothing on stderr."""
+    """Exit code 0, a table on stdout with the conclusion, the price and the next command last; nothing on stderr."""
     done = run(tmp_path, pair(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("GPU 0: NVIDIA L4, budget 19.8 GiB (0.90 of 22.0 GiB)\n")
-    assert done.stdout.splitlines()[-1].startswith("fits; ")
+    conclusion, price, following = done.stdout.splitlines()[-3:]
+    assert conclusion.startswith("fits; ")
+    assert price.startswith("Price of the draft: ")
+    assert following.startswith("Next: specserve launch ")
 
 
 def test_a_plan_that_does_not_fit(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def rules(alerts: Alerts | None = None) -> list[dict[str, str]]:
 def test_the_charts_rule_file_is_current() -> None:
     """helm/specserve/alerts/specserve.rules.yaml is what `specserve alerts rules` prints."""
     shipped = (ROOT / "helm/specserve/alerts/specserve.rules.yaml").read_text()
-    assert CliRunner().invoke(program, ["alerts", "rules"]).output == shipped
+    assert CliRunner().invoke(program, ["alerts", "rules"]).stdout == shipped
 
 
 def test_rules_name_only_exported_families() -> None:
@@ -104,7 +104,7 @@ def test_list_as_json() -> None:
 
 def test_metrics_lists_what_a_custom_rule_may_use() -> None:
     """One line for each family, with its labels."""
-    lines = CliRunner().invoke(program, ["alerts", "metrics"]).output.splitlines()
+    lines = CliRunner().invoke(program, ["alerts", "metrics"]).stdout.splitlines()
     assert len(lines) == len(FAMILIES)
     assert "specserve_acceptance_rate{window}" in lines
 
