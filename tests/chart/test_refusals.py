@@ -21,6 +21,7 @@ NOT_SEEN = {
     "lookup-min-above-max": "two numbers in the wrong order",
     "max-batch-above-seqs": "two numbers in the wrong order",
     "resolve-below-fire": "two numbers in the wrong order",
+    "live-two-ranks": "a flag of vLLM's, which has many spellings",
     "schedule-gap": "a number that must follow another",
     "schedule-overlap": "a number that must follow another",
 }
