@@ -65,6 +65,7 @@ def test_every_number_of_the_real_engine_is_read(engine_server):
     }  # fmt: skip
     assert set(sample.histograms) == {
         "time_to_first_token", "time_per_output_token", "inter_token_latency", "request_latency", "queue_time",
+        "request_prompt_tokens", "request_generation_tokens",
     }  # fmt: skip
     assert len(sample.accepted_per_position or ()) == 3
     assert seen.process_start_seconds
