@@ -8,7 +8,7 @@ import shlex
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 NOT_A_SIDECAR = "what listens there is not a sidecar of specserve"
 _MAX_ANSWER_BYTES = 16 * 1024**2
 
+CommandFunction: TypeAlias = Callable[..., Any]
+"""What click decorates: each command has parameters of its own."""
 
-def config_command(
-    function: Callable[..., Any], *, asks_checkpoints: bool = True
-) -> Callable[..., Any]:
+
+def config_command(function: CommandFunction, *, asks_checkpoints: bool = True) -> CommandFunction:
     """Give a command the CONFIG argument and ``--set``; it receives ``loaded``
     (config.load.Loaded).
 
@@ -42,7 +43,7 @@ def config_command(
     return click.argument("config", type=click.Path(dir_okay=True))(set_option(wrapper))
 
 
-def set_option(function: Callable[..., Any]) -> Callable[..., Any]:
+def set_option(function: CommandFunction) -> CommandFunction:
     """Give a command ``--set KEY=VALUE`` as ``overrides``."""
     return click.option(
         "--set",
@@ -69,7 +70,7 @@ def loaded_from(config: str, overrides: tuple[str, ...], *, asks_checkpoints: bo
     return loaded
 
 
-def format_option(function: Callable[..., Any]) -> Callable[..., Any]:
+def format_option(function: CommandFunction) -> CommandFunction:
     """Give a command ``--format text|json`` as ``output``."""
     return click.option(
         "--format",
@@ -81,7 +82,7 @@ def format_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
-def skip_option(function: Callable[..., Any]) -> Callable[..., Any]:
+def skip_option(function: CommandFunction) -> CommandFunction:
     """Give a command ``--skip CODE`` as ``skip``."""
     return click.option(
         "--skip",
@@ -122,7 +123,7 @@ def wants_json(arguments: Sequence[str]) -> bool:
     return wanted
 
 
-def engine_option(function: Callable[..., Any]) -> Callable[..., Any]:
+def engine_option(function: CommandFunction) -> CommandFunction:
     """Give a command ``--engine VERSION`` as ``version``."""
     return click.option(
         "--engine",
@@ -132,7 +133,7 @@ def engine_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
-def interruptible(function: Callable[..., Any]) -> Callable[..., Any]:
+def interruptible(function: CommandFunction) -> CommandFunction:
     """Give a command that starts servers one way to end: SIGTERM (CI, systemd, Kubernetes) and
     SIGHUP act as Ctrl-C.
 
